@@ -1,0 +1,84 @@
+"""Every way in which the product says no. The message is one plain sentence fit for the person who asked."""
+
+from __future__ import annotations
+
+
+class AppError(Exception):
+    """Base of the product's own errors. `code` is a stable word for programs, `status` the HTTP status."""
+
+    code = "app_error"
+    status = 400
+
+
+class SettingsError(AppError):
+    """A setting has a value that Coread cannot use; the message names the variable."""
+
+    code = "invalid_setting"
+
+
+class DataDirUnusable(SettingsError):
+    """The data directory cannot be created or written."""
+
+    code = "data_dir_unusable"
+
+
+class PortUnavailable(SettingsError):
+    """The address to listen on is in use or not allowed."""
+
+    code = "port_unavailable"
+
+
+class NoIdentity(AppError):
+    """The request carries no valid identity cookie and no key."""
+
+    code = "no_identity"
+    status = 401
+
+
+class NotAllowed(AppError):
+    """The principal may not do this."""
+
+    code = "not_allowed"
+    status = 403
+
+
+class NotFoundHere(AppError):
+    """There is no such thing, or this principal may not read it (the two are told apart by nobody)."""
+
+    code = "not_found"
+    status = 404
+
+
+class QuestionRefused(AppError):
+    """The question is empty or longer than the limit."""
+
+    code = "invalid_question"
+    status = 422
+
+
+class UploadRefused(AppError):
+    """A file was not taken: too large, empty, or over the person's quota."""
+
+    code = "upload_refused"
+    status = 413
+
+
+class TurnRunning(AppError):
+    """The conversation is still being answered; one turn runs at a time."""
+
+    code = "turn_running"
+    status = 409
+
+
+class StillWarmingUp(AppError):
+    """The models are still being loaded."""
+
+    code = "warming_up"
+    status = 503
+
+
+class ServerUnreachable(AppError):
+    """A command found a server's lock on the data directory but no answer at its door."""
+
+    code = "server_unreachable"
+    status = 503

@@ -1,0 +1,344 @@
+"""Conversations and who may read what, in the one SQLite database.
+
+A conversation is a tree of messages owned by one principal; `head` is the leaf that is on screen. An
+answer keeps references (document, version, offsets), never a document's text: what a person may no
+longer read, or what was deleted, is then gone from every conversation too.
+
+A conversation that is not the caller's is reported exactly as one that does not exist.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from app.errors import NotFoundHere
+from app.principal import Principal
+from rag.database import Database, Migration
+
+T = TypeVar("T")
+Role = Literal["user", "assistant"]
+Status = Literal["complete", "stopped", "failed"]
+#: Reader of a grant that stands for everybody who can open this server.
+EVERYBODY = "*"
+
+_SCHEMA = """
+CREATE TABLE app_grants (
+  collection_id TEXT NOT NULL, reader TEXT NOT NULL, PRIMARY KEY (collection_id, reader)
+) WITHOUT ROWID;
+CREATE TABLE app_conversations (
+  id TEXT PRIMARY KEY, owner TEXT NOT NULL, title TEXT NOT NULL, created REAL NOT NULL, updated REAL NOT NULL,
+  document_id TEXT, head TEXT
+);
+CREATE INDEX app_conversations_owner ON app_conversations (owner, updated DESC);
+CREATE TABLE app_messages (
+  id TEXT PRIMARY KEY,
+  conversation_id TEXT NOT NULL REFERENCES app_conversations (id) ON DELETE CASCADE,
+  parent_id TEXT REFERENCES app_messages (id) ON DELETE CASCADE,
+  role TEXT NOT NULL CHECK (role IN ('user', 'assistant')), text TEXT NOT NULL, tokens BLOB, model TEXT,
+  status TEXT NOT NULL, created REAL NOT NULL, receipt TEXT
+);
+CREATE INDEX app_messages_conversation ON app_messages (conversation_id, created);
+CREATE TABLE app_references (
+  message_id TEXT NOT NULL REFERENCES app_messages (id) ON DELETE CASCADE, number INTEGER NOT NULL,
+  document_id TEXT NOT NULL, version INTEGER NOT NULL, collection_id TEXT NOT NULL, passage_id INTEGER,
+  start INTEGER NOT NULL, stop INTEGER NOT NULL, in_prompt INTEGER NOT NULL, verdict TEXT,
+  PRIMARY KEY (message_id, number)
+) WITHOUT ROWID;
+CREATE INDEX app_references_document ON app_references (document_id);
+"""
+
+#: A version, once released, is never edited.
+MIGRATIONS: tuple[Migration, ...] = (Migration("app", 1, _SCHEMA),)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A span of one version of a document. `in_prompt`: the model was given it; `verdict`: how well the
+    answer is supported by it ("verified", "similar"), None where the answer does not lean on it."""
+
+    number: int
+    document_id: str
+    version: int
+    collection_id: str
+    start: int
+    stop: int
+    passage_id: int | None = None
+    in_prompt: bool = False
+    verdict: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    id: str
+    parent_id: str | None
+    role: Role
+    text: str
+    status: Status
+    created: float
+    tokens: tuple[int, ...] | None = None
+    model: str | None = None
+    receipt: dict[str, Any] | None = None
+    references: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    id: str
+    title: str
+    created: float
+    updated: float
+    document_id: str | None
+    head: str | None
+
+
+class Store:
+    """All reads and writes take the principal first and see nothing of anybody else's."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    # -- who may read what ------------------------------------------------------------------------------
+
+    async def readable(self, principal: Principal) -> frozenset[str]:
+        """Ids of the collections that the principal may read, as of now."""
+        sql = "SELECT collection_id FROM app_grants WHERE reader IN (?, ?)"
+        rows = await self._read(lambda c: c.execute(sql, (principal.id, EVERYBODY)).fetchall())
+        return frozenset(row[0] for row in rows)
+
+    async def grant(self, collection_id: str, reader: str) -> None:
+        """Let `reader` (a principal's id or `EVERYBODY`) read the collection."""
+        sql = "INSERT OR IGNORE INTO app_grants VALUES (?, ?)"
+        await self._db.write(lambda c: c.execute(sql, (collection_id, reader)).rowcount)
+
+    async def revoke(self, collection_id: str, reader: str) -> None:
+        """Take the right to read away again; the next turn of every conversation sees it."""
+        sql = "DELETE FROM app_grants WHERE collection_id = ? AND reader = ?"
+        await self._db.write(lambda c: c.execute(sql, (collection_id, reader)).rowcount)
+
+    # -- conversations -----------------------------------------------------------------------------------
+
+    async def create(
+        self, principal: Principal, title: str = "", document_id: str | None = None
+    ) -> Conversation:
+        now = time.time()
+        made = Conversation(_new_id(), title, now, now, document_id, None)
+        sql = "INSERT INTO app_conversations VALUES (?, ?, ?, ?, ?, ?, NULL)"
+        row = (made.id, principal.id, title, now, now, document_id)
+        await self._db.write(lambda c: c.execute(sql, row).rowcount)
+        return made
+
+    async def conversations(self, principal: Principal, limit: int = 50) -> list[Conversation]:
+        """The principal's conversations that have messages, last used first."""
+        sql = (
+            "SELECT id, title, created, updated, document_id, head FROM app_conversations "
+            "WHERE owner = ? AND head IS NOT NULL ORDER BY updated DESC LIMIT ?"
+        )
+        rows = await self._read(lambda c: c.execute(sql, (principal.id, limit)).fetchall())
+        return [Conversation(*row) for row in rows]
+
+    async def conversation(self, principal: Principal, id: str) -> Conversation:
+        """One conversation; raises `NotFoundHere` unless the principal owns it."""
+        return await self._read(lambda c: _owned(c, principal, id))
+
+    async def set_document(self, principal: Principal, id: str, document_id: str | None) -> None:
+        """Choose the document that the conversation reads whole (None: search instead)."""
+
+        def write(c: sqlite3.Connection) -> None:
+            _owned(c, principal, id)
+            c.execute("UPDATE app_conversations SET document_id = ? WHERE id = ?", (document_id, id))
+
+        await self._db.write(write)
+
+    async def set_head(self, principal: Principal, id: str, message_id: str) -> None:
+        """Put the branch that ends in `message_id` on screen."""
+
+        def write(c: sqlite3.Connection) -> None:
+            _owned(c, principal, id)
+            _message_row(c, id, message_id)
+            c.execute("UPDATE app_conversations SET head = ? WHERE id = ?", (message_id, id))
+
+        await self._db.write(write)
+
+    async def delete(self, principal: Principal, id: str) -> None:
+        def write(c: sqlite3.Connection) -> None:
+            _owned(c, principal, id)
+            c.execute("DELETE FROM app_messages WHERE conversation_id = ?", (id,))
+            c.execute("DELETE FROM app_conversations WHERE id = ?", (id,))
+
+        await self._db.write(write)
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    async def add_message(
+        self,
+        principal: Principal,
+        conversation_id: str,
+        parent_id: str | None,
+        role: Role,
+        text: str,
+        *,
+        status: Status = "complete",
+        tokens: Sequence[int] | None = None,
+        model: str | None = None,
+        receipt: dict[str, Any] | None = None,
+        references: Sequence[Reference] = (),
+    ) -> Message:
+        """Append a message under `parent_id` and make it the conversation's head."""
+        now = time.time()
+        made = Message(
+            _new_id(),
+            parent_id,
+            role,
+            text,
+            status,
+            now,
+            tuple(tokens) if tokens is not None else None,
+            model,
+            receipt,
+            tuple(references),
+        )
+
+        def write(c: sqlite3.Connection) -> None:
+            conversation = _owned(c, principal, conversation_id)
+            if parent_id is not None:
+                _message_row(c, conversation_id, parent_id)
+            c.execute(
+                "INSERT INTO app_messages VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    made.id,
+                    conversation_id,
+                    parent_id,
+                    role,
+                    text,
+                    array("i", made.tokens).tobytes() if made.tokens is not None else None,
+                    model,
+                    status,
+                    now,
+                    json.dumps(receipt) if receipt is not None else None,
+                ),
+            )
+            c.executemany(
+                "INSERT INTO app_references VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (
+                        made.id,
+                        r.number,
+                        r.document_id,
+                        r.version,
+                        r.collection_id,
+                        r.passage_id,
+                        r.start,
+                        r.stop,
+                        int(r.in_prompt),
+                        r.verdict,
+                    )
+                    for r in references
+                ],
+            )
+            title = conversation.title or _title(text)
+            c.execute(
+                "UPDATE app_conversations SET head = ?, updated = ?, title = ? WHERE id = ?",
+                (made.id, now, title, conversation_id),
+            )
+
+        await self._db.write(write)
+        return made
+
+    async def path(
+        self, principal: Principal, conversation_id: str, head: str | None = None
+    ) -> list[Message]:
+        """The branch from the root to `head` (None: the conversation's own head), oldest first."""
+
+        def read(c: sqlite3.Connection) -> list[Message]:
+            conversation = _owned(c, principal, conversation_id)
+            at = head if head is not None else conversation.head
+            branch: list[Message] = []
+            while at is not None:
+                branch.append(_load(c, _message_row(c, conversation_id, at)))
+                at = branch[-1].parent_id
+            return branch[::-1]
+
+        return await self._read(read)
+
+    async def siblings(self, principal: Principal, conversation_id: str, message_id: str) -> list[str]:
+        """Ids of the messages under the same parent, oldest first: the alternatives of a branch point."""
+
+        def read(c: sqlite3.Connection) -> list[str]:
+            _owned(c, principal, conversation_id)
+            parent = _message_row(c, conversation_id, message_id)[1]
+            sql = (
+                "SELECT id FROM app_messages WHERE conversation_id = ? AND parent_id IS ? "
+                "ORDER BY created, id"
+            )
+            return [row[0] for row in c.execute(sql, (conversation_id, parent))]
+
+        return await self._read(read)
+
+    async def _read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
+        return await self._db.read(fn)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(12)
+
+
+def _title(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59].rstrip() + "…"
+
+
+def _owned(c: sqlite3.Connection, principal: Principal, id: str) -> Conversation:
+    sql = (
+        "SELECT id, title, created, updated, document_id, head FROM app_conversations "
+        "WHERE id = ? AND owner = ?"
+    )
+    row = c.execute(sql, (id, principal.id)).fetchone()
+    if row is None:
+        raise NotFoundHere("There is no such conversation.")
+    return Conversation(*row)
+
+
+def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[Any, ...]:
+    sql = (
+        "SELECT id, parent_id, role, text, tokens, model, status, created, receipt FROM app_messages "
+        "WHERE id = ? AND conversation_id = ?"
+    )
+    row = c.execute(sql, (id, conversation_id)).fetchone()
+    if row is None:
+        raise NotFoundHere("There is no such message in this conversation.")
+    return tuple(row)
+
+
+def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:
+    id, parent_id, role, text, tokens, model, status, created, receipt = row
+    sql = (
+        "SELECT number, document_id, version, collection_id, start, stop, passage_id, in_prompt, verdict "
+        "FROM app_references WHERE message_id = ? ORDER BY number"
+    )
+    references = tuple(
+        Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], bool(r[7]), r[8]) for r in c.execute(sql, (id,))
+    )
+    ids: tuple[int, ...] | None = None
+    if tokens is not None:
+        packed = array("i")
+        packed.frombytes(tokens)
+        ids = tuple(packed)
+    return Message(
+        id,
+        parent_id,
+        role,
+        text,
+        status,
+        created,
+        ids,
+        model,
+        json.loads(receipt) if receipt else None,
+        references,
+    )
