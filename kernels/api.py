@@ -72,7 +72,9 @@ class AttentionBackend(Protocol):
             key_pool, value_pool: `[kv_heads, slots, head_dim]`.
             sinks: `[q_heads]`, a logit each head adds to its denominator.
 
-        Returns `[T, q_heads, head_dim]` in the query's dtype. Raises `KernelError` for shapes that do not fit.
+        Returns `[T, q_heads, head_dim]` in the query's dtype.
+
+        Raises `KernelError` for shapes that do not fit.
         """
         ...
 
@@ -87,7 +89,7 @@ class AttentionBackend(Protocol):
         copies: Sequence[BlockCopy],
         block_size: int,
     ) -> None:
-        """Copy the first slots of blocks to other blocks in all layers. No block may be both source and target.
+        """Copy the first slots of blocks to other blocks in all layers; no block is both source and target.
 
         Raises `KernelError` for a target that is named twice or is a source, or for too many slots.
         """
@@ -100,7 +102,7 @@ def check_attend(
     """Refuse shapes that do not fit together; returns the GQA group size. Costs no device work."""
     if query.dim() != 3 or key_pool.dim() != 3 or key_pool.shape != value_pool.shape:
         raise KernelError(
-            f"query {tuple(query.shape)}, K {tuple(key_pool.shape)} and V {tuple(value_pool.shape)} do not fit: "
+            f"query {tuple(query.shape)}, K {tuple(key_pool.shape)}, V {tuple(value_pool.shape)} do not fit: "
             "[T, q_heads, head_dim] and twice [kv_heads, slots, head_dim] are wanted"
         )
     rows, q_heads, head_dim = query.shape
@@ -125,7 +127,7 @@ def check_copies(copies: Sequence[BlockCopy], block_size: int) -> None:
     for source, target, slots in copies:
         if not 0 <= slots <= block_size or source < 0 or target < 0:
             raise KernelError(
-                f"cannot copy {slots} slots of block {source} to {target}: a block has {block_size}"
+                f"cannot copy {slots} of {block_size} slots from block {source} to block {target}"
             )
         if target in targets or target in sources:
             raise KernelError(f"block {target} is a target twice, or a source as well, in one step's copies")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,8 @@ class CostModel:
     """When one pass for all readers is cheaper than each reader's own.
 
     A shared pass spares `tokens * (readers - 1)` token reads and costs a fixed amount (launches, the
-    merge) that is worth `overhead_tokens` of them. Both defaults are leads to be measured again on new hardware:
-    see the constants `CPU` and `GPU` below.
+    merge) that is worth `overhead_tokens` of them: see the constants `CPU` and `GPU` below, which are leads
+    to be measured again on new hardware.
     """
 
     overhead_tokens: int
@@ -160,8 +161,8 @@ def build_plan(
     """Plan one step.
 
     Args:
-        page_tables: per sequence, physical block ids; only the first `ceil(context / block_size)` are looked at.
-            `array.array` and numpy arrays are read faster than lists.
+        page_tables: per sequence, physical block ids; only the first `ceil(context / block_size)` are
+            looked at. `array.array` and numpy arrays are read faster than lists.
         query_lens: new tokens of each sequence, at least 1.
         context_lens: tokens of each sequence including the new ones.
         shared_pass: False makes everything own work (one phase).
@@ -221,7 +222,7 @@ def segment_runs(table: IntArray, start: int, end: int, block_size: int) -> tupl
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     edges = [0, *breaks.tolist(), len(ids)]
     runs: list[Run] = []
-    for a, b in zip(edges[:-1], edges[1:], strict=True):
+    for a, b in pairwise(edges):
         low = max(start, (first + a) * block_size)
         high = min(end, (first + b) * block_size)
         runs.append(Run(int(ids[a]) * block_size + low - (first + a) * block_size, high - low))

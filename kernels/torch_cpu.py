@@ -56,7 +56,7 @@ class _Merge:
     """Running (m, l, o) of every row: `[kv_heads, T, group]`, the same, and `[..., head_dim]`; float32."""
 
     def __init__(self, shape: tuple[int, int, int, int], device: torch.device, sinks: Tensor | None) -> None:
-        kv_heads, rows, group, head_dim = shape
+        kv_heads, rows, group, _ = shape
         self.max = torch.empty((kv_heads, rows, group), dtype=torch.float32, device=device)
         self.sum = torch.empty_like(self.max)
         self.out = torch.empty(shape, dtype=torch.float32, device=device)
@@ -97,9 +97,9 @@ class _Merge:
         """`[T, kv_heads * group, head_dim]`."""
         kv_heads, rows, group, head_dim = self.out.shape
         normal = self.out.div_(self.sum.unsqueeze(-1)).permute(1, 0, 2, 3)
-        return normal.to(dtype, memory_format=torch.contiguous_format).reshape(
-            rows, kv_heads * group, head_dim
-        )
+        # Converted and laid out in one pass.
+        result = torch.empty((rows, kv_heads, group, head_dim), dtype=dtype, device=normal.device)
+        return result.copy_(normal).view(rows, kv_heads * group, head_dim)
 
 
 def _partial(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,10 +165,7 @@ class TorchBackend:
         # A power of two loses nothing in any dtype and spares a pass over the scores.
         mantissa, _ = math.frexp(scale)
         if mantissa == 0.5:
-            stacked, scale = (
-                stacked.mul_(scale) if stacked.data_ptr() != query.data_ptr() else stacked * scale,
-                1.0,
-            )
+            stacked, scale = stacked * scale, 1.0
         how = _Scores(scale, sliding_window, soft_cap)
         merge = _Merge((kv_heads, rows, group, head_dim), query.device, sinks)
         for dense in work.dense:
@@ -218,8 +215,8 @@ class TorchBackend:
             # Float32 from here on: many short runs must not add up their rounding.
             out = out.float() + torch.bmm(weights[:, :, at : at + part.shape[1]], part)
             at += part.shape[1]
-        shape = (kv_heads, work.count, group)
-        merge.add(rows, work.first, top.view(shape), total.view(shape), out.view(*shape, head_dim))
+        by_row = (kv_heads, work.count, group)
+        merge.add(rows, work.first, top.view(by_row), total.view(by_row), out.view(*by_row, head_dim))
 
     @staticmethod
     def _mask(work: DensePass, scores: Tensor, window: int | None) -> None:

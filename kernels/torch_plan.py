@@ -200,7 +200,7 @@ class _WorkBuilder:
             return slice(int(rows[0]), int(rows[-1]) + 1)
         return self._tensor(rows)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+    def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
 
