@@ -7,6 +7,12 @@ usable() {
     command -v "$1" >/dev/null 2>&1 && "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
+# One that works is kept, whoever made it: `make run` must never throw away somebody's environment.
+if [ -e "$target/pyvenv.cfg" ] && usable "$target/bin/python" && "$target/bin/python" -m pip --version >/dev/null 2>&1; then
+    echo "Using $target with $("$target/bin/python" --version)"
+    exit 0
+fi
+
 found=
 for python in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python3.14; do
     if usable "$python"; then
@@ -26,5 +32,4 @@ if ! "$found" -c 'import ensurepip, venv' 2>/dev/null; then
     exit 1
 fi
 echo "Making $target with $("$found" --version)"
-rm -rf "$target"
-"$found" -m venv "$target"
+"$found" -m venv --clear "$target"
