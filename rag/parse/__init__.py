@@ -1,0 +1,1 @@
+"""Files to plain text with sections and pages, in a child process. Imports neither torch nor faiss."""
