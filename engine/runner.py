@@ -1,0 +1,210 @@
+"""One step of the engine on the device: copies, one packed forward pass, sampling.
+
+A step is a ragged batch: prefill chunks and decodes side by side, packed into one `[T]` row of tokens.
+Row `r` computes positions `start .. start + len(tokens) - 1` of its sequence; its page table covers at
+least those positions; everything before `start` is in the pool already.
+
+    tokens     | row 0: chunk of a prompt | row 1: 1 token | row 2: 1 token |
+    positions  | 512 513 ... 767          | 1840           | 96             |
+    slots      | where each K and V is written, -1: nowhere (already there)  |
+    logits     |                        x | x              | x              |  (rows that sample)
+
+How hidden states are computed is the `Decoder`'s business; the runner neither knows the model's
+architecture nor keeps anything between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.bridge import StepContext
+from engine.errors import IntegrityError
+from engine.kv_pool import KVPool
+from engine.model import LoadedModel
+from engine.sampler import Sampler, SamplerState
+from engine.types import Copy, SamplingParams, TokenLogprob
+from kernels.api import AttentionBackend
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step.
+
+    key         the caller's name of the sequence (not interpreted)
+    tokens      ids of positions `start .. start + len(tokens) - 1`
+    page_table  block ids from position 0 on, at least up to the row's last position
+    write_from  positions below it are not written: a fully cached prompt runs its last token again for
+                the logits with `write_from = start + 1` and reads the cached K and V
+    sample      whether the row's last position gets a token; needs `state`
+    """
+
+    key: int
+    tokens: Sequence[int]
+    start: int
+    page_table: Sequence[int]
+    write_from: int
+    sample: bool
+    state: SamplerState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a step produced, one entry a row in the rows' order.
+
+    tokens    the sampled token; None where the row does not sample or is not finite
+    finite    False where a hidden state or a logit of the row was NaN or infinite: nothing that the row
+              wrote may be published
+    kv_bytes_logical, kv_bytes_read   KV bytes of all contexts, and bytes really read, over all layers
+    eligible_nodes, shared_nodes      runs of blocks with two or more readers, and how many of them took
+                                      the pass that reads them once for all
+    """
+
+    tokens: list[int | None]
+    finite: list[bool]
+    logprobs: list[TokenLogprob | None]
+    kv_bytes_logical: int
+    kv_bytes_read: int
+    eligible_nodes: int
+    shared_nodes: int
+
+
+class Runner:
+    """Runs steps of one model over one pool. Used by one thread."""
+
+    def __init__(
+        self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, *, shared_pass: bool = True
+    ) -> None:
+        if pool.shape != model.shape:
+            raise ValueError(f"the pool was made for {pool.shape}, the model is {model.shape}")
+        self.model, self.pool, self.backend, self.shared_pass = model, pool, backend, shared_pass
+        self.sampler = Sampler()
+
+    @torch.inference_mode()
+    def step(self, rows: Sequence[Row], copies: Sequence[Copy] = ()) -> StepOutput:
+        """Carry out `copies`, then compute `rows`, then sample.
+
+        Raises `IntegrityError` for rows or copies that contradict themselves, before anything is touched.
+        An error during the pass leaves all blocks as they were but the unpublished slots of these rows and
+        the copies' targets; no sampler state has changed, so the step may be run again.
+        """
+        for row in rows:
+            self._check(row)
+        self.pool.check_copies(copies)
+        self.pool.copy(copies)
+        if not rows:
+            return StepOutput([], [], [], 0, 0, 0, 0)
+
+        lengths = [len(row.tokens) for row in rows]
+        plan = self.backend.plan(
+            page_tables=[row.page_table for row in rows],
+            query_lens=lengths,
+            context_lens=[row.start + n for row, n in zip(rows, lengths, strict=True)],
+            block_size=self.pool.block_size,
+            shared_pass=self.shared_pass,
+        )
+        device = self.pool.device
+        ids = torch.from_numpy(np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows]))
+        positions = torch.from_numpy(
+            np.concatenate(
+                [np.arange(row.start, row.start + n) for row, n in zip(rows, lengths, strict=True)]
+            )
+        )
+        slots = torch.from_numpy(np.concatenate([self._slots(row) for row in rows]))
+        ends = np.cumsum(lengths) - 1
+        sampled = [index for index, row in enumerate(rows) if row.sample]
+        wanted = torch.from_numpy(ends[sampled].astype(np.int64))
+
+        context = StepContext(self.pool, self.backend, plan, slots.to(device), self.model.windows)
+        output = self.model.decoder(ids.to(device), positions.to(device), wanted.to(device), context)
+
+        finite = _finite_rows(output.hidden, lengths)
+        states = [state for index in sampled if (state := rows[index].state) is not None]
+        # A row whose hidden states are broken anywhere must not draw: its neighbours' streams are their
+        # own, but its own would move on although the token is thrown away.
+        drawing = [place for place, index in enumerate(sampled) if finite[index]]
+        result = self.sampler.sample(output.logits[drawing], [states[place] for place in drawing])
+        tokens: list[int | None] = [None] * len(rows)
+        logprobs: list[TokenLogprob | None] = [None] * len(rows)
+        for place, index in enumerate(sampled[place] for place in drawing):
+            tokens[index], logprobs[index] = result.tokens[place], result.logprobs[place]
+            finite[index] = result.finite[place]
+        return StepOutput(
+            tokens,
+            finite,
+            logprobs,
+            plan.tally.kv_bytes_logical,
+            plan.tally.kv_bytes_read,
+            plan.counters.eligible_nodes,
+            plan.counters.shared_nodes,
+        )
+
+    def warm_up(self, prefill_tokens: int = 64, decode_rows: Sequence[int] = (1, 8)) -> None:
+        """Run typical shapes once, so that the first request pays for no lazy set-up.
+
+        Uses the pool's first blocks: to be called before any block is handed out. What it writes there is
+        garbage like everything in a free block.
+        """
+        blocks = self.pool.num_blocks
+        size = self.pool.block_size
+        length = max(1, min(prefill_tokens, blocks * size, self.model.shape.max_context))
+        table = list(range((length + size - 1) // size))
+        greedy = SamplingParams(temperature=0.0)
+        drawn = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+        self.step([Row(0, [0] * length, 0, table, 0, True, SamplerState(greedy))])
+        for count in decode_rows:
+            # All rows re-run the last position without writing: readers of one run of blocks, as in service.
+            state = SamplerState(drawn)
+            self.step([Row(key, [0], length - 1, table, length, True, state) for key in range(count)])
+
+    def _check(self, row: Row) -> None:
+        end = row.start + len(row.tokens)
+        if not len(row.tokens) or row.start < 0:
+            raise IntegrityError(f"Sequence {row.key} has nothing to compute at position {row.start}.")
+        if end > self.model.shape.max_context:
+            raise IntegrityError(
+                f"Sequence {row.key} would reach {end} tokens; the limit is {self.model.shape.max_context}."
+            )
+        if len(row.page_table) * self.pool.block_size < end:
+            raise IntegrityError(
+                f"Sequence {row.key} reaches position {end - 1}; its {len(row.page_table)} blocks end before."
+            )
+        if not 0 <= min(row.page_table) <= max(row.page_table) < self.pool.num_blocks:
+            raise IntegrityError(
+                f"Sequence {row.key} names a block outside the pool's {self.pool.num_blocks}."
+            )
+        if not 0 <= min(row.tokens) <= max(row.tokens) < self.model.vocab_size:
+            raise IntegrityError(
+                f"Sequence {row.key} has a token id outside 0 to {self.model.vocab_size - 1}."
+            )
+        if row.sample and row.state is None:
+            raise IntegrityError(f"Sequence {row.key} is to sample but has no sampler state.")
+
+    def _slots(self, row: Row) -> IntArray:
+        """Physical slot of each of the row's positions; -1 for those that are not written."""
+        size = self.pool.block_size
+        positions = np.arange(row.start, row.start + len(row.tokens), dtype=np.int64)
+        first, last = row.start // size, int(positions[-1]) // size
+        table = np.asarray(row.page_table[first : last + 1], dtype=np.int64)
+        slots: IntArray = table[positions // size - first] * size + positions % size
+        slots[positions < row.write_from] = -1
+        return slots
+
+
+def _finite_rows(hidden: Tensor, lengths: Sequence[int]) -> list[bool]:
+    """Whether all hidden states `[T, width]` of each row are finite. NaN and infinity stay in the residual
+    stream from the layer where they arise, so the last layer tells for all of them."""
+    # x * 0 is 0 for finite x and NaN otherwise; the sum over a row is then 0 or NaN.
+    broken = (hidden.float() * 0).sum(dim=-1)
+    if len(lengths) == hidden.shape[0]:
+        return [value == 0 for value in broken.tolist()]
+    values = broken.cpu().numpy()
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    return [bool(value == 0) for value in np.add.reduceat(values, starts)]
