@@ -14,7 +14,7 @@ from app.errors import SettingsError
 from engine.types import EngineConfig
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*$", re.IGNORECASE)
-_FACTORS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_UNITS = " kmgt"
 
 INSTRUCTIONS = (
     "You answer questions from the documents below. Use only what they say, in one or two short sentences, "
@@ -29,7 +29,7 @@ def parse_size(value: Any) -> Any:
         match = _SIZE.match(value)
         if match is None:
             raise ValueError("write a number of bytes such as 268435456, 256MB or 1.5GiB")
-        return int(float(match[1]) * _FACTORS[match[2].lower()])
+        return int(float(match[1]) * 1024 ** _UNITS.index(match[2].lower() or " "))
     return value
 
 

@@ -1,0 +1,94 @@
+"""What a screen is told about the pool, made from one immutable snapshot of the ledger.
+
+A block is one byte in base64, never a JSON object, and every viewer of one snapshot gets the same encoded
+map; only the row of the viewer's own conversation differs. Others appear as counts, never by name.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.ledger import MemorySnapshot, Row, Totals
+
+#: Bytes of `map.state`, in the order of the legend.
+STATES = ("free", "private", "published", "retained", "open_tail", "pinned")
+
+
+def _row(row: Row | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    return {
+        "reserved_bytes": row.reserved_bytes,
+        "unshared_bytes": row.unshared_bytes,
+        "fair_share_bytes": float(row.fair_share),
+        "saved_bytes": float(row.saved),
+        "blocks": row.blocks,
+        "shared_blocks": row.shared_blocks,
+    }
+
+
+def _totals(totals: Totals) -> dict[str, Any]:
+    return {
+        "conversations": totals.rows,
+        "reserved_bytes": totals.reserved_bytes,
+        "unshared_bytes": totals.unshared_bytes,
+        "physical_bytes": totals.physical_bytes,
+        "saved_bytes": totals.saved_bytes,
+    }
+
+
+def _view(rows: Mapping[str, Row], totals: Totals, mine: str | None) -> dict[str, Any]:
+    return {"mine": _row(rows.get(mine)) if mine else None, "everybody": _totals(totals)}
+
+
+def encode_map(snapshot: MemorySnapshot) -> dict[str, Any]:
+    """The block map: `state` (see `STATES`), `readers` of running page tables and `open_readers` counting
+    open conversations too, each one saturating byte a block, base64."""
+    return {
+        "state": base64.b64encode(snapshot.state).decode(),
+        "readers": base64.b64encode(snapshot.readers).decode(),
+        "open_readers": base64.b64encode(snapshot.soft_readers).decode(),
+    }
+
+
+def memory_json(
+    snapshot: MemorySnapshot, mine: str | None = None, encoded: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The feed of `/api/memory` and of the page. `mine` is a conversation that the caller owns, or None.
+
+    Keys: `pool` (blocks by state), `map`, `mine_blocks` (ids), `running` and `open` (each with `mine` and
+    `everybody`; the two views are never added together), `since_start`.
+    """
+    since = snapshot.since_start
+    return {
+        "pool": {
+            "total_blocks": snapshot.total_blocks,
+            "block_bytes": snapshot.block_bytes,
+            "block_size": snapshot.block_size,
+            "free": snapshot.free,
+            "held": snapshot.held,
+            "retained": snapshot.retained,
+            "pinned": snapshot.pinned,
+            "utilisation": float(snapshot.utilisation),
+        },
+        "map": encoded if encoded is not None else encode_map(snapshot),
+        "mine_blocks": sorted(set(snapshot.blocks_of(mine))) if mine else [],
+        "running": _view(snapshot.running, snapshot.totals_running, mine),
+        "open": _view(snapshot.open, snapshot.totals_open, mine),
+        "since_start": {
+            "saved_byte_seconds": float(since.saved_byte_seconds),
+            "peak_saved_bytes": float(since.peak_saved_bytes),
+            "prefill_tokens_queried": since.prefill_tokens_queried,
+            "prefill_tokens_skipped": since.prefill_tokens_skipped,
+            "prefill_tokens_computed": since.prefill_tokens_computed,
+            "blocks_copied": since.blocks_copied,
+            "evictions": since.evictions,
+            "requests": since.requests,
+            "preemptions": since.preemptions,
+            "kv_bytes_logical": since.kv_bytes_logical,
+            "kv_bytes_read": float(since.kv_bytes_read),
+        },
+    }

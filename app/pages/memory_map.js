@@ -1,0 +1,170 @@
+// The memory panel: polls server.memory(conversation) and draws the real pool. Runs as the `js_on_load` of
+// one gr.HTML whose template never changes; data reaches the page through canvas and textContent only.
+// `element`, `props`, `server` and `watch` are given by Gradio.
+
+const $ = (name) => element.querySelector(`[data-cr="${name}"]`);
+const canvas = $("map");
+const MINUS = "–";
+let view = "running";
+let feed = null;
+let delay = 1000;
+let timer = 0;
+let grid = { cell: 1, columns: 1, ratio: 1 }; // as last drawn, for the pointer
+
+function bytes(count) {
+  if (count === null || count === undefined) return MINUS;
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (Math.abs(count) < 1024) return `${count.toFixed(unit === "B" ? 0 : 1)} ${unit}`;
+    count /= 1024;
+  }
+  return `${count.toFixed(1)} GiB`;
+}
+const number = (count) => Number(count).toLocaleString("en");
+const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+const text = (name, value) => {
+  const node = $(name);
+  if (node && node.textContent !== value) node.textContent = value;
+};
+
+function colours() {
+  const style = getComputedStyle(element.querySelector(".cr-memory"));
+  const rgb = (name) => {
+    const hex = style.getPropertyValue(name).trim().replace("#", "");
+    return [0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16));
+  };
+  return {
+    free: rgb("--cr-free"), retained: rgb("--cr-retained"), pinned: rgb("--cr-pinned"),
+    readers: ["--cr-r1", "--cr-r2", "--cr-r3", "--cr-r4"].map(rgb), mine: style.getPropertyValue("--cr-mine").trim(),
+    gap: rgb("--cr-gap"),
+  };
+}
+
+function draw() {
+  if (!feed || !canvas.clientWidth) return;
+  const state = decode(feed.map.state);
+  const readers = decode(view === "running" ? feed.map.readers : feed.map.open_readers);
+  const total = state.length;
+  const ratio = window.devicePixelRatio || 1;
+  const width = Math.round(canvas.clientWidth * ratio);
+  // The largest square cell with which the whole pool fits the panel.
+  const room = width * Math.round(Math.min(260, canvas.clientWidth) * ratio);
+  const cell = Math.max(1, Math.min(Math.round(16 * ratio), Math.floor(Math.sqrt(room / total))));
+  const columns = Math.max(1, Math.floor(width / cell));
+  const rows = Math.ceil(total / columns);
+  grid = { cell, columns, ratio };
+  canvas.width = width;
+  canvas.height = rows * cell;
+  canvas.style.height = `${(rows * cell) / ratio}px`;
+  const c = colours();
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, rows * cell);
+  const pixels = new Uint32Array(image.data.buffer);
+  const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
+  const gap = cell >= 4 ? Math.max(1, Math.round(cell / 8)) : 0;
+  for (let block = 0; block < total; block++) {
+    const n = readers[block];
+    const colour = n > 0 ? c.readers[Math.min(n, 4) - 1]
+      : state[block] === 0 ? c.free : state[block] === 5 ? c.pinned : c.retained;
+    const value = pack(colour);
+    const x = (block % columns) * cell, y = Math.floor(block / columns) * cell;
+    for (let dy = 0; dy < cell - gap; dy++) pixels.fill(value, (y + dy) * width + x, (y + dy) * width + x + cell - gap);
+  }
+  context.putImageData(image, 0, 0);
+  if (cell >= 4) {
+    context.strokeStyle = c.mine;
+    context.lineWidth = Math.max(1, Math.round(cell / 7));
+    const inset = context.lineWidth / 2;
+    for (const block of feed.mine_blocks) {
+      context.strokeRect((block % columns) * cell + inset, Math.floor(block / columns) * cell + inset,
+        cell - gap - 2 * inset, cell - gap - 2 * inset);
+    }
+  }
+  const shared = readers.reduce((sum, n) => sum + (n >= 2), 0);
+  canvas.dataset.shared = String(shared);
+  canvas.dataset.total = String(total);
+  text("shared", number(shared));
+}
+
+function bars(prefix, reserved, paged, physical) {
+  const most = Math.max(reserved, 1);
+  for (const [name, value] of [["reserved", reserved], ["paged", paged], ["physical", physical]]) {
+    const bar = $(`${prefix}-${name}-bar`);
+    bar.style.inlineSize = `${Math.max(value > 0 ? 0.6 : 0, (100 * value) / most)}%`;
+    text(`${prefix}-${name}`, bytes(value));
+  }
+}
+
+function show() {
+  const { pool, since_start: since, engine } = feed;
+  const { mine, everybody } = feed[view];
+  const ready = engine.state === "ready";
+  $("warming").hidden = ready;
+  text("warming", engine.detail);
+  $("body").hidden = !ready;
+  if (!ready) return;
+  bars("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
+  bars("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
+  text("mine-saved", mine ? bytes(mine.saved_bytes) : MINUS);
+  text("all-saved", bytes(everybody.saved_bytes));
+  text("readers", number(everybody.conversations));
+  const none = view === "running" ? "Nothing is being written for this conversation right now."
+    : "This conversation has nothing in memory yet: ask a question.";
+  text("mine-note", mine ? `${number(mine.blocks)} blocks, ${number(mine.shared_blocks)} of them shared with others` : none);
+  const skipped = since.prefill_tokens_queried ? since.prefill_tokens_skipped / since.prefill_tokens_queried : 0;
+  text("since-skipped", `${number(since.prefill_tokens_skipped)} (${Math.round(100 * skipped)}%)`);
+  text("since-peak", bytes(since.peak_saved_bytes));
+  text("since-copied", number(since.blocks_copied));
+  text("since-requests", number(since.requests));
+  text("since-unread", bytes(since.kv_bytes_logical - since.kv_bytes_read));
+  text("since-time", `${(since.saved_byte_seconds / 2 ** 30).toFixed(2)} GiB·s`);
+  text("pool", `${number(pool.total_blocks)} blocks of ${pool.block_size} tokens, ${bytes(pool.block_bytes)} each`);
+  text("engine", `${engine.model} · ${engine.dtype} on ${engine.device} · ${engine.backend}`);
+  draw();
+  const seen = view === "running" ? "running now" : "in open conversations";
+  text("twin", `Memory pool of ${number(pool.total_blocks)} blocks: ${number(pool.free)} free, ${number(pool.held)} held, `
+    + `${number(pool.retained)} kept for reuse, ${number(pool.pinned)} pinned. Conversations ${seen}: `
+    + `${number(everybody.conversations)}; ${$("shared").textContent} blocks have two or more readers, which saves `
+    + `${bytes(everybody.saved_bytes)}.`);
+}
+
+async function poll() {
+  clearTimeout(timer);
+  if (!element.isConnected) return;
+  if (document.hidden) { timer = setTimeout(poll, 1000); return; }
+  try {
+    feed = await server.memory(typeof props.value === "string" ? props.value : "");
+    delay = 1000;
+    $("offline").hidden = true;
+    show();
+  } catch (error) {
+    delay = Math.min(delay * 2, 15000);
+    $("offline").hidden = false;
+  }
+  timer = setTimeout(poll, delay);
+}
+
+for (const button of element.querySelectorAll("[data-view]")) {
+  button.addEventListener("click", () => {
+    view = button.dataset.view;
+    for (const other of element.querySelectorAll("[data-view]")) {
+      other.setAttribute("aria-pressed", String(other === button));
+    }
+    if (feed) show();
+  });
+}
+canvas.addEventListener("mousemove", (event) => {
+  if (!feed) return;
+  const rect = canvas.getBoundingClientRect();
+  const column = Math.floor(((event.clientX - rect.left) * grid.ratio) / grid.cell);
+  const block = Math.floor(((event.clientY - rect.top) * grid.ratio) / grid.cell) * grid.columns + column;
+  if (column < 0 || column >= grid.columns || block < 0 || block >= Number(canvas.dataset.total)) return;
+  const now = decode(feed.map.readers)[block], open = decode(feed.map.open_readers)[block];
+  const state = ["free", "held by one", "held, published", "kept for reuse", "open tail", "pinned"][decode(feed.map.state)[block]];
+  const own = feed.mine_blocks.includes(block) ? " · yours" : "";
+  canvas.title = `Block ${block}: ${state} · ${now} running and ${open} open readers${own}`;
+});
+new ResizeObserver(draw).observe(canvas.parentElement);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+watch("value", poll);
+poll();
