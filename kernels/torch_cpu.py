@@ -3,17 +3,17 @@
 A segment that several sequences read is multiplied once: the queries of all its readers, and all query
 heads of a KV head's group, are stacked into one matrix per KV head, and K and V are views of the pool
 wherever the blocks are consecutive. Each sequence's own tail follows (decodes gathered into one padded
-batch, prefill chunks one by one), and the partial results are merged exactly (Milakov & Gimelshein 2018,
-"Online normalizer calculation for softmax"): with row maxima `m`, sums `l` and unnormalised outputs `o`,
+batch, prefill chunks one by one), and the partial results are merged exactly by their log-sum-exp
+(Dao et al. 2022, "FlashAttention", and FlashInfer's cascade): for outputs `o1`, `o2` with `L1`, `L2`,
 
-    m = max(m1, m2);  l = l1 e^(m1-m) + l2 e^(m2-m);  o = o1 e^(m1-m) + o2 e^(m2-m);  result o / l
+    L = log(e^L1 + e^L2);   o = o1 + (o2 - o1) * sigmoid(L2 - L1)
 
-all in float32. Products run in the pool's dtype.
+in float32. On the CPU a pass is one call of torch's fused attention, which reads K and V through their
+strides and returns `L`; elsewhere, and where scores are capped, products and softmax are spelled out.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +24,10 @@ from kernels.api import BlockCopy, KernelError, check_attend, check_copies
 from kernels.plan import CPU, AttentionPlan, CostModel, build_plan
 from kernels.torch_plan import DecodeBatch, DensePass, Work, build_work
 
-#: Stands for "no key seen yet" in row maxima: finite, so that `exp(-inf - m)` is 0 and never NaN.
+#: Log-sum-exp of a row that saw no key: finite, so that a merge never meets `-inf - -inf`.
 NOTHING = -1e30
+#: Scores (elements) that the spelled-out path holds at a time.
+MAX_SCORES = 1 << 24
 
 
 @dataclass(slots=True)
@@ -37,76 +39,103 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """How raw products become scores."""
+    """How products become scores; `fused`: torch's fused attention computes them."""
 
     scale: float
-    window: int | None
     soft_cap: float | None
+    fused: bool
 
-    def finish(self, scores: Tensor) -> Tensor:
-        """Scale and cap, in place; float32."""
-        if self.scale != 1.0:
-            scores.mul_(self.scale)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log-sum-exp `[b, h, m]` and output `[b, h, m, head_dim]` of `query` over `[b, h, n, head_dim]`.
+
+        `mask` is added to the scores; it broadcasts to `[b, h, m, n]`.
+        """
+        if self.fused:
+            return fused_attention(query, key, value, mask, self.scale, causal=False)
+        m, n = query.shape[2], key.shape[2]
+        step = max(1, MAX_SCORES // (query.shape[0] * query.shape[1] * n))
+        if step < m:  # fewer rows at a time
+            pieces = [
+                self.attend(
+                    query[:, :, a : a + step],
+                    key,
+                    value,
+                    mask if mask is None or mask.shape[2] == 1 else mask[:, :, a : a + step],
+                )
+                for a in range(0, m, step)
+            ]
+            return torch.cat([p[0] for p in pieces], dim=2), torch.cat([p[1] for p in pieces], dim=2)
+        scores = torch.matmul(query, key.mT).float().mul_(self.scale)
         if self.soft_cap is not None:
             scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
-        return scores
+        if mask is not None:
+            scores.add_(mask)
+        # The clamp only moves rows that see no key: their weights become 0, not NaN.
+        top = scores.amax(-1, keepdim=True).clamp_(min=NOTHING)
+        scores.sub_(top).exp_()
+        total = scores.sum(-1, keepdim=True).clamp_(min=1e-38)
+        out = torch.matmul(scores.div_(total).to(value.dtype), value)
+        return (top + total.log()).squeeze(-1), out
+
+
+def can_fuse(device: torch.device, soft_cap: float | None) -> bool:
+    """Whether `fused_attention` serves: it knows no cap and only the CPU."""
+    return device.type == "cpu" and soft_cap is None
+
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Torch's fused attention for the CPU: log-sum-exp and output. Rows that see no key get log-sum-exp 0."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return lse, out
 
 
 class _Merge:
-    """Running (m, l, o) of every row: `[kv_heads, T, group]`, the same, and `[..., head_dim]`; float32."""
+    """Log-sum-exp `[kv_heads, T, group]` and output `[kv_heads, T, group, head_dim]` so far; float32."""
 
-    def __init__(self, shape: tuple[int, int, int, int], device: torch.device, sinks: Tensor | None) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int, int], device: torch.device, sinks: Tensor | None, mixed: bool
+    ) -> None:
         kv_heads, rows, group, _ = shape
-        self.max = torch.empty((kv_heads, rows, group), dtype=torch.float32, device=device)
-        self.sum = torch.empty_like(self.max)
+        self.lse = torch.empty((kv_heads, rows, group), dtype=torch.float32, device=device)
         self.out = torch.empty(shape, dtype=torch.float32, device=device)
-        self.fresh = sinks is None
+        self.empty = sinks is None
         if sinks is not None:
-            # A sink is a key with a logit and no value: it starts the denominator.
-            self.max.copy_(sinks.float().view(kv_heads, 1, group).expand_as(self.max))
-            self.sum.fill_(1.0)
+            # A sink is a key with a logit and no value.
+            self.lse.copy_(sinks.float().view(kv_heads, 1, group).expand_as(self.lse))
+            self.out.zero_()
+        elif mixed:
+            self.lse.fill_(NOTHING)
             self.out.zero_()
 
-    def add(self, rows: slice | Tensor, first: bool, top: Tensor, total: Tensor, out: Tensor) -> None:
-        """Merge a partial result of the given rows. `first` rows hold nothing yet."""
-        if first and self.fresh:
-            if isinstance(rows, slice):
-                self.max[:, rows], self.sum[:, rows], self.out[:, rows] = top, total, out
-            else:
-                self.max.index_copy_(1, rows, top)
-                self.sum.index_copy_(1, rows, total)
-                self.out.index_copy_(1, rows, out.float())
+    def add(self, rows: slice | Tensor, first: bool, lse: Tensor, out: Tensor) -> None:
+        """Merge a partial result of the given rows; `first`: these rows hold nothing yet."""
+        out = out.float()
+        if isinstance(rows, slice):
+            old_lse, old_out = self.lse[:, rows], self.out[:, rows]
+            if first and self.empty:
+                old_lse.copy_(lse)
+                old_out.copy_(out)
+                return
+            old_out.lerp_(out, torch.sigmoid(lse - old_lse).unsqueeze(-1))
+            torch.logaddexp(old_lse, lse, out=old_lse)
             return
-        if isinstance(rows, slice):
-            old_max, old_sum, old_out = self.max[:, rows], self.sum[:, rows], self.out[:, rows]
-        else:
-            old_max, old_sum = self.max.index_select(1, rows), self.sum.index_select(1, rows)
+        if not (first and self.empty):
+            old_lse = self.lse.index_select(1, rows)
             old_out = self.out.index_select(1, rows)
-        new_max = torch.maximum(old_max, top)
-        keep, take = torch.exp(old_max - new_max), torch.exp(top - new_max)
-        old_sum.mul_(keep).addcmul_(total, take)
-        old_out.mul_(keep.unsqueeze(-1)).addcmul_(out, take.unsqueeze(-1))
-        if isinstance(rows, slice):
-            self.max[:, rows] = new_max
-        else:
-            self.max.index_copy_(1, rows, new_max)
-            self.sum.index_copy_(1, rows, old_sum)
-            self.out.index_copy_(1, rows, old_out)
+            out = old_out.lerp_(out, torch.sigmoid(lse - old_lse).unsqueeze(-1))
+            lse = torch.logaddexp(old_lse, lse)
+        self.lse.index_copy_(1, rows, lse)
+        self.out.index_copy_(1, rows, out)
 
     def result(self, dtype: torch.dtype) -> Tensor:
-        """`[T, kv_heads * group, head_dim]`."""
+        """`[T, kv_heads * group, head_dim]`, converted and laid out in one pass."""
         kv_heads, rows, group, head_dim = self.out.shape
-        normal = self.out.div_(self.sum.unsqueeze(-1)).permute(1, 0, 2, 3)
-        # Converted and laid out in one pass.
-        result = torch.empty((rows, kv_heads, group, head_dim), dtype=dtype, device=normal.device)
-        return result.copy_(normal).view(rows, kv_heads * group, head_dim)
-
-
-def _partial(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn scores into `exp(score - max)` in place; returns row maxima and row sums."""
-    top = scores.amax(-1).clamp_(min=NOTHING)
-    scores.sub_(top.unsqueeze(-1)).exp_()
-    return top, scores.sum(-1)
+        result = torch.empty((rows, kv_heads, group, head_dim), dtype=dtype, device=self.out.device)
+        return result.copy_(self.out.permute(1, 0, 2, 3)).view(rows, kv_heads * group, head_dim)
 
 
 class TorchBackend:
@@ -160,18 +189,20 @@ class TorchBackend:
         if work is None:
             work = plan.state.work[sliding_window] = build_work(plan, sliding_window, self.device)
         kv_heads, _, head_dim = key_pool.shape
-        rows = plan.rows
-        stacked = query.view(rows, kv_heads, group, head_dim).permute(1, 0, 2, 3).contiguous()
-        # A power of two loses nothing in any dtype and spares a pass over the scores.
-        mantissa, _ = math.frexp(scale)
-        if mantissa == 0.5:
-            stacked, scale = stacked * scale, 1.0
-        how = _Scores(scale, sliding_window, soft_cap)
-        merge = _Merge((kv_heads, rows, group, head_dim), query.device, sinks)
-        for dense in work.dense:
-            self._dense(dense, stacked, key_pool, value_pool, how, merge)
-        for batch in work.batches:
-            self._batch(batch, stacked, key_pool, value_pool, how, merge)
+        stacked = query.view(plan.rows, kv_heads, group, head_dim).permute(1, 0, 2, 3).contiguous()
+        merge = _Merge((kv_heads, plan.rows, group, head_dim), query.device, sinks, work.mixed)
+        how = _Scores(scale, soft_cap, fused=can_fuse(query.device, soft_cap))
+        for item in work.passes:
+            rows = item.rows
+            chosen = stacked[:, rows] if isinstance(rows, slice) else stacked.index_select(1, rows)
+            if isinstance(item, DecodeBatch):
+                merge.add(rows, item.first, *_batch(item, chosen, key_pool, value_pool, how))
+                continue
+            first = item.first
+            for key, value in _parts(item, key_pool, value_pool):
+                lse, out = _dense(item, chosen, key, value, how)
+                merge.add(rows, first, lse, out)
+                first = False
         token_bytes = 2 * kv_heads * head_dim * key_pool.element_size()
         tally = plan.tally
         tally.layers += 1
@@ -180,85 +211,8 @@ class TorchBackend:
         tally.shared_passes += work.shared_passes
         return merge.result(query.dtype)
 
-    def _dense(
-        self, work: DensePass, stacked: Tensor, keys: Tensor, values: Tensor, how: _Scores, merge: _Merge
-    ) -> None:
-        kv_heads, _, group, head_dim = stacked.shape
-        rows = work.rows
-        chosen = stacked[:, rows] if isinstance(rows, slice) else stacked.index_select(1, rows)
-        chosen = chosen.reshape(kv_heads, work.count * group, head_dim)
-        tokens = work.segment.tokens
-        if work.gather is not None:
-            key_parts = [keys.index_select(1, work.gather)]
-            value_parts = [values.index_select(1, work.gather)]
-        else:
-            key_parts = [keys[:, r.slot : r.slot + r.tokens] for r in work.segment.runs]
-            value_parts = [values[:, r.slot : r.slot + r.tokens] for r in work.segment.runs]
-        if len(key_parts) == 1:
-            scores = torch.bmm(chosen, key_parts[0].mT).float()
-        else:
-            scores = torch.empty(
-                (kv_heads, work.count * group, tokens), dtype=torch.float32, device=keys.device
-            )
-            at = 0
-            for part in key_parts:
-                scores[:, :, at : at + part.shape[1]] = torch.bmm(chosen, part.mT)
-                at += part.shape[1]
-        scores = how.finish(scores)
-        if work.positions is not None:
-            self._mask(work, scores.view(kv_heads, work.count, group, tokens), how.window)
-        top, total = _partial(scores)
-        weights = scores.to(keys.dtype)
-        out = torch.bmm(weights[:, :, : value_parts[0].shape[1]], value_parts[0])
-        at = value_parts[0].shape[1]
-        for part in value_parts[1:]:
-            # Float32 from here on: many short runs must not add up their rounding.
-            out = out.float() + torch.bmm(weights[:, :, at : at + part.shape[1]], part)
-            at += part.shape[1]
-        by_row = (kv_heads, work.count, group)
-        merge.add(rows, work.first, top.view(by_row), total.view(by_row), out.view(*by_row, head_dim))
-
-    @staticmethod
-    def _mask(work: DensePass, scores: Tensor, window: int | None) -> None:
-        """Hide what a row may not see: keys after it, and keys that its window has left behind."""
-        positions = work.positions
-        if positions is None:
-            return
-        start, end = work.segment.start, work.segment.end
-        keys = torch.arange(start, end, device=scores.device)
-        if window is not None:
-            seen = keys > (positions - window).unsqueeze(1)
-            if work.causal:
-                seen &= keys <= positions.unsqueeze(1)
-            scores.masked_fill_(~seen[None, :, None, :], float("-inf"))
-            return
-        # Without a window only the columns from the first row's position on can be hidden.
-        columns = min(end - start, work.count)
-        hidden = keys[-columns:] > positions.unsqueeze(1)
-        scores[..., -columns:].masked_fill_(hidden[None, :, None, :], float("-inf"))
-
-    @staticmethod
-    def _batch(
-        work: DecodeBatch, stacked: Tensor, keys: Tensor, values: Tensor, how: _Scores, merge: _Merge
-    ) -> None:
-        kv_heads, _, group, head_dim = stacked.shape
-        rows = work.rows
-        chosen = stacked[:, rows] if isinstance(rows, slice) else stacked.index_select(1, rows)
-        count, longest = work.slots.shape
-        flat = work.slots.view(-1)
-        own_keys = keys.index_select(1, flat).view(kv_heads * count, longest, head_dim)
-        own_values = values.index_select(1, flat).view(kv_heads * count, longest, head_dim)
-        scores = torch.bmm(chosen.reshape(kv_heads * count, group, head_dim), own_keys.mT).float()
-        scores = how.finish(scores).view(kv_heads, count, group, longest)
-        if work.padding is not None:
-            scores.masked_fill_(work.padding[None, :, None, :], float("-inf"))
-        top, total = _partial(scores)
-        weights = scores.to(keys.dtype).view(kv_heads * count, group, longest)
-        out = torch.bmm(weights, own_values).view(kv_heads, count, group, head_dim)
-        merge.add(rows, work.first, top, total, out)
-
     def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
-        """See `AttentionBackend.write`. Rows with slot -1 are dropped on the host where slots live there."""
+        """See `AttentionBackend.write`."""
         if key.shape != value.shape or key.shape[0] != slots.shape[0]:
             raise KernelError(
                 f"K {tuple(key.shape)}, V {tuple(value.shape)} and {slots.shape[0]} slots are not one batch"
@@ -283,3 +237,54 @@ class TorchBackend:
             for source, target, slots in copies:
                 a, b = source * block_size, target * block_size
                 pool[:, b : b + slots] = pool[:, a : a + slots]
+
+
+def _parts(work: DensePass, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """K and V of a pass, `[kv_heads, tokens, head_dim]` each: views of the runs, or one gathered copy."""
+    if work.gather is not None:
+        return [(keys.index_select(1, work.gather), values.index_select(1, work.gather))]
+    spans = [slice(r.slot, r.slot + r.tokens) for r in work.runs]
+    return [(keys[:, span], values[:, span]) for span in spans]
+
+
+def _dense(
+    work: DensePass, chosen: Tensor, key: Tensor, value: Tensor, how: _Scores
+) -> tuple[Tensor, Tensor]:
+    """`chosen`: `[kv_heads, rows, group, head_dim]`, K and V `[kv_heads, tokens, head_dim]`."""
+    kv_heads, count, group, head_dim = chosen.shape
+    if work.causal and how.fused:
+        # One "batch" a KV head, one "head" a query head of its group; K and V are expanded without a copy.
+        shape = (kv_heads, group, work.tokens, head_dim)
+        key, value = key.unsqueeze(1).expand(shape), value.unsqueeze(1).expand(shape)
+        lse, out = fused_attention(chosen.transpose(1, 2), key, value, None, how.scale, causal=True)
+        return lse.transpose(1, 2), out.transpose(1, 2)
+    hidden = work.hidden
+    if work.causal and work.additive is None:
+        ones = torch.ones((count, work.tokens), dtype=torch.bool, device=key.device)
+        hidden = ones.triu_(1)
+    if hidden is not None and work.additive is None:
+        # The heads of a group see the same keys: each row's mask is repeated for them.
+        work.additive = _additive(hidden).repeat_interleave(group, dim=0)[None, None]
+    stack = chosen.reshape(1, kv_heads, count * group, head_dim)
+    lse, out = how.attend(stack, key[None], value[None], work.additive)
+    lse, out = lse.view(kv_heads, count, group), out.reshape(kv_heads, count, group, head_dim)
+    if work.blind is not None:
+        lse = lse.masked_fill(work.blind[None, :, None], NOTHING)
+    return lse, out
+
+
+def _batch(
+    work: DecodeBatch, chosen: Tensor, keys: Tensor, values: Tensor, how: _Scores
+) -> tuple[Tensor, Tensor]:
+    """One query `[group, head_dim]` a sequence and KV head against its own gathered tail."""
+    shape = (keys.shape[0], work.count, work.longest, keys.shape[2])
+    key = keys.index_select(1, work.slots).view(shape)
+    value = values.index_select(1, work.slots).view(shape)
+    if work.padding is not None and work.additive is None:
+        work.additive = _additive(work.padding)[None, :, None, :]
+    return how.attend(chosen, key, value, work.additive)
+
+
+def _additive(hidden: Tensor) -> Tensor:
+    mask = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    return mask.masked_fill_(hidden, float("-inf"))
