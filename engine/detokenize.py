@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,10 +32,12 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._special = _special_ids(tokenizer)
-        to_bytes = _byte_decoder(tokenizer)
+        table = _table(tokenizer)
+        self._special = table.special
         self._decoder: _ByteStream | _WindowStream = (
-            _WindowStream(tokenizer) if to_bytes is None else _ByteStream(*to_bytes)
+            _WindowStream(tokenizer)
+            if table.to_bytes is None
+            else _ByteStream(table.to_bytes, table.strip_first_space)
         )
 
     @property
@@ -48,6 +52,28 @@ class IncrementalDetokenizer:
     def finish(self) -> str:
         """What is left once no more ids come. An unfinished character is dropped, never shown in half."""
         return self._decoder.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is known of a tokenizer. `to_bytes` is None where a token has no bytes of its own."""
+
+    special: frozenset[int]
+    to_bytes: Callable[[int], bytes] | None
+    strip_first_space: bool
+
+
+#: Reading a tokenizer's tables costs milliseconds; every choice of every request needs them.
+_TABLES: weakref.WeakKeyDictionary[Any, _Table] = weakref.WeakKeyDictionary()
+
+
+def _table(tokenizer: Any) -> _Table:
+    table = _TABLES.get(tokenizer)
+    if table is None:
+        to_bytes, strip = _byte_decoder(tokenizer) or (None, False)
+        # The table must not keep the tokenizer alive, or the weak key would never go.
+        table = _TABLES[tokenizer] = _Table(_special_ids(tokenizer), to_bytes, strip)
+    return table
 
 
 class _ByteStream:
@@ -123,39 +149,53 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _byte_decoder(tokenizer: Any) -> tuple[Callable[[int], bytes], bool] | None:
-    """How a token's bytes are found, and whether the text's first space goes; None where a token has no
-    bytes of its own."""
+    """How a token's bytes are found, and whether the text's first space goes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+    if backend is None or backend.decoder is None:
         return None
-    decoder = json.loads(backend.to_str())["decoder"] or {}
+    decoder: dict[str, Any] = json.loads(backend.decoder.__getstate__())
     parts = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [part.get("type") for part in parts]
     if kinds == ["ByteLevel"]:
-        return _byte_level(tokenizer), False
+        return _Bytes(backend, _byte_level), False
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         space = parts[0].get("pattern") == {"String": "\u2581"} and parts[0].get("content") == " "
         strip = parts[3] if len(parts) == 4 else {"content": " ", "start": 0, "stop": 0}
         if space and strip["content"] == " " and strip["start"] in (0, 1) and strip["stop"] == 0:
-            return _sentencepiece(tokenizer), strip["start"] == 1
+            return _Bytes(backend, _sentencepiece), strip["start"] == 1
     return None
 
 
-def _byte_level(tokenizer: Any) -> Callable[[int], bytes]:
+class _Bytes:
+    """Bytes of an id, remembered. Holds the Rust tokenizer, not its Python wrapper."""
+
+    def __init__(self, backend: Any, rule: Callable[[str], bytes]) -> None:
+        self._backend, self._rule = backend, rule
+        self._known: dict[int, bytes] = {}
+
+    def __call__(self, token: int) -> bytes:
+        data = self._known.get(token)
+        if data is None:
+            text: str | None = self._backend.id_to_token(token)
+            # None: an id of the padded end of the vocabulary.
+            data = self._known[token] = b"" if text is None else self._rule(text)
+        return data
+
+
+def _byte_level(text: str) -> bytes:
     """GPT-2's printable stand-ins for bytes (Radford et al. 2019). A token with a character outside the
     table (an added token with a space in it) stands for its own UTF-8."""
-    table = _byte_level_table()
+    try:
+        return bytes(_BYTE_LEVEL[character] for character in text)
+    except KeyError:
+        return text.encode("utf-8")
 
-    def to_bytes(token: int) -> bytes:
-        text: str | None = tokenizer.convert_ids_to_tokens(token)
-        if text is None:  # an id of the padded end of the vocabulary
-            return b""
-        try:
-            return bytes(table[character] for character in text)
-        except KeyError:
-            return text.encode("utf-8")
 
-    return to_bytes
+def _sentencepiece(text: str) -> bytes:
+    """`▁` is a space, `<0xE4>` a byte (Kudo & Richardson 2018)."""
+    if _BYTE_TOKEN.fullmatch(text):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode("utf-8")
 
 
 def _byte_level_table() -> dict[str, int]:
@@ -166,21 +206,8 @@ def _byte_level_table() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
 
 
-def _sentencepiece(tokenizer: Any) -> Callable[[int], bytes]:
-    """`▁` is a space, `<0xE4>` a byte (Kudo & Richardson 2018)."""
-
-    def to_bytes(token: int) -> bytes:
-        text: str | None = tokenizer.convert_ids_to_tokens(token)
-        if text is None:
-            return b""
-        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            try:
-                return bytes([int(text[3:5], 16)])
-            except ValueError:
-                pass  # a token that only looks like one
-        return text.replace("\u2581", " ").encode("utf-8")
-
-    return to_bytes
+_BYTE_LEVEL = _byte_level_table()
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class StopChecker:
@@ -205,8 +232,8 @@ class StopChecker:
         """Tokens that lie wholly before the stop string; all tokens as long as there is none."""
         return self._kept if self.stopped else len(self._ends) + self._unfinished
 
-    def push(self, text: str, whole: bool = True) -> str:
-        """Add one token's text and return what may be shown.
+    def push(self, text: str, whole: bool = True, tokens: int = 1) -> str:
+        """Add the text of one token (`tokens` 0: of the last one, come late) and return what may be shown.
 
         `whole` is False where the token ends inside a character: it counts as part of the token that
         completes it. After a stop string everything is ignored.
@@ -214,7 +241,7 @@ class StopChecker:
         if self.stopped:
             return ""
         self._position += len(text)
-        self._unfinished += 1
+        self._unfinished += tokens
         if whole:
             self._ends.extend([self._position] * self._unfinished)
             self._unfinished = 0
@@ -277,7 +304,7 @@ class TextStream:
         if self._stop.stopped:
             return self._update("")
         rest = self._detokenizer.finish()
-        text = self._stop.push(rest) if rest else ""
+        text = self._stop.push(rest, tokens=0) if rest else ""
         return self._update(text + ("" if self._stop.stopped else self._stop.finish()))
 
     def _update(self, text: str) -> TextUpdate:

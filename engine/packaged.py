@@ -14,6 +14,9 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +83,29 @@ def load_gguf(path: Path, dtype: torch.dtype, cache_dir: Path | None) -> tuple[A
 def _unpack(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype
-    )
+    with _no_gguf_bar():
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype
+        )
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     restore_digit_splitting(tokenizer)
     return model, tokenizer
+
+
+@contextmanager
+def _no_gguf_bar() -> Iterator[None]:
+    """transformers' own switch for progress bars does not reach the one that unpacks GGUF tensors."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    untyped: Any = reader
+    bar = getattr(untyped, "tqdm", None)
+    if bar is not None:
+        untyped.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        if bar is not None:
+            untyped.tqdm = bar
 
 
 def _load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:

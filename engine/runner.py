@@ -24,12 +24,14 @@ import torch
 from torch import Tensor
 
 from engine.bridge import StepContext
+from engine.decoder import DecoderOutput
 from engine.errors import IntegrityError
 from engine.kv_pool import KVPool
 from engine.model import LoadedModel
 from engine.sampler import Sampler, SamplerState
 from engine.types import Copy, SamplingParams, TokenLogprob
 from kernels.api import AttentionBackend
+from kernels.plan import AttentionPlan
 
 IntArray = npt.NDArray[np.int64]
 
@@ -103,27 +105,9 @@ class Runner:
             return StepOutput([], [], [], 0, 0, 0, 0)
 
         lengths = [len(row.tokens) for row in rows]
-        plan = self.backend.plan(
-            page_tables=[row.page_table for row in rows],
-            query_lens=lengths,
-            context_lens=[row.start + n for row, n in zip(rows, lengths, strict=True)],
-            block_size=self.pool.block_size,
-            shared_pass=self.shared_pass,
-        )
-        device = self.pool.device
-        ids = torch.from_numpy(np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows]))
-        positions = torch.from_numpy(
-            np.concatenate(
-                [np.arange(row.start, row.start + n) for row, n in zip(rows, lengths, strict=True)]
-            )
-        )
-        slots = torch.from_numpy(np.concatenate([self._slots(row) for row in rows]))
         ends = np.cumsum(lengths) - 1
         sampled = [index for index, row in enumerate(rows) if row.sample]
-        wanted = torch.from_numpy(ends[sampled].astype(np.int64))
-
-        context = StepContext(self.pool, self.backend, plan, slots.to(device), self.model.windows)
-        output = self.model.decoder(ids.to(device), positions.to(device), wanted.to(device), context)
+        output, plan = self.forward(rows, ends[sampled])
 
         finite = _finite_rows(output.hidden, lengths)
         states = [state for index in sampled if (state := rows[index].state) is not None]
@@ -145,6 +129,29 @@ class Runner:
             plan.counters.eligible_nodes,
             plan.counters.shared_nodes,
         )
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[Row], wanted: IntArray) -> tuple[DecoderOutput, AttentionPlan]:
+        """The forward pass alone: hidden states of all tokens, logits of packed tokens `wanted` `[R]`."""
+        lengths = [len(row.tokens) for row in rows]
+        plan = self.backend.plan(
+            page_tables=[row.page_table for row in rows],
+            query_lens=lengths,
+            context_lens=[row.start + n for row, n in zip(rows, lengths, strict=True)],
+            block_size=self.pool.block_size,
+            shared_pass=self.shared_pass,
+        )
+        ids = np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows])
+        positions = np.concatenate(
+            [np.arange(row.start, row.start + n) for row, n in zip(rows, lengths, strict=True)]
+        )
+        slots = np.concatenate([self._slots(row) for row in rows])
+        context = StepContext(self.pool, self.backend, plan, self._tensor(slots), self.model.windows)
+        output = self.model.decoder(self._tensor(ids), self._tensor(positions), self._tensor(wanted), context)
+        return output, plan
+
+    def _tensor(self, values: IntArray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.pool.device)
 
     def warm_up(self, prefill_tokens: int = 64, decode_rows: Sequence[int] = (1, 8)) -> None:
         """Run typical shapes once, so that the first request pays for no lazy set-up.
