@@ -1,0 +1,458 @@
+"""The engine as a service: one thread that loads the model and steps, an async API for everybody else.
+
+Callers live on event loops and never wait for a step: `submit` only puts a request in line, and events
+wait in the `Generation`'s own buffer, where unread text runs together, so that a slow or vanished reader
+costs no more memory than its answer is long.
+
+    STARTING ──▶ READY ──▶ STOPPED
+        │          │          ▲
+        └──▶ FAILED ◀┘ ──restart──▶ STARTING
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Literal
+
+import psutil
+
+from engine.block_events import BlockEvent
+from engine.core import EngineCore
+from engine.errors import EngineError, EngineStarting, EngineUnavailable, IntegrityError, ModelNotFound
+from engine.ledger import MemorySnapshot
+from engine.scheduler import Limits
+from engine.types import (
+    Delta,
+    Done,
+    EngineConfig,
+    Event,
+    Failed,
+    GenerationRequest,
+    ModelShape,
+    Reading,
+    Segment,
+    Waiting,
+)
+
+log = logging.getLogger("coread.engine")
+
+ServiceState = Literal["starting", "ready", "failed", "stopped"]
+#: A snapshot is shared by all viewers and rebuilt at most this often.
+SNAPSHOT_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What was found and what is going on. `detail` is one sentence for people."""
+
+    state: ServiceState
+    detail: str
+    model: str
+    device: str = ""
+    dtype: str = ""
+    backend: str = ""
+    shape: ModelShape | None = None
+    block_size: int = 0
+    total_blocks: int = 0
+    running: int = 0
+    queued: int = 0
+    conformance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PageTableView:
+    """One sequence's page table: physical block, readers and fill of each logical block."""
+
+    sequence: int
+    conversation: str
+    running: bool
+    tokens: int
+    blocks: tuple[int, ...]
+    readers: tuple[int, ...]
+    filled: tuple[int, ...]
+
+
+class Generation:
+    """One request's events, as an async iterator for one consumer.
+
+    Ends after the last choice's `Done`, or after `Failed`. After `abort()` no more text comes, only each
+    choice's `Done` with what was written.
+    """
+
+    def __init__(self, service: EngineService, id: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.id = id
+        self._service, self._loop = service, loop
+        self._lock = threading.Lock()
+        self._buffer: deque[Event] = deque()
+        self._ready = asyncio.Event()
+        self._ended = False
+        self._aborted = False
+        self._signalled = False
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            with self._lock:
+                if self._buffer:
+                    return self._buffer.popleft()
+                if self._ended:
+                    raise StopAsyncIteration
+                self._ready.clear()
+                self._signalled = False
+            await self._ready.wait()
+
+    def abort(self) -> None:
+        """Stop, in whatever phase the request is. May be called from any thread, and again."""
+        with self._lock:
+            if self._ended or self._aborted:
+                return
+            self._aborted = True
+            self._buffer = deque(e for e in self._buffer if isinstance(e, Done | Failed))
+        self._service._abort(self.id)
+
+    def _put(self, event: Event | None) -> None:
+        """Called by the engine's thread. Unread progress is replaced, unread text runs together."""
+        with self._lock:
+            last = self._buffer[-1] if self._buffer else None
+            if event is None:
+                self._ended = True
+            elif self._aborted and not isinstance(event, Done | Failed):
+                return
+            elif isinstance(event, Delta) and isinstance(last, Delta) and last.choice == event.choice:
+                self._buffer[-1] = Delta(
+                    event.choice,
+                    last.text + event.text,
+                    last.tokens + event.tokens,
+                    last.logprobs + event.logprobs,
+                )
+            elif isinstance(event, Waiting | Reading) and isinstance(last, Waiting | Reading):
+                self._buffer[-1] = event
+            else:
+                self._buffer.append(event)
+            if self._signalled:
+                return
+            self._signalled = True
+        # The consumer's loop may be gone: then nobody waits for this either.
+        if not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._ready.set)
+            except RuntimeError:
+                self.abort()
+
+
+class EngineService:
+    """Owns the engine's thread. All methods may be called from any thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._core: EngineCore | None = None
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._status = EngineStatus("stopped", "The engine has not been started.", config.model)
+        self._error: EngineError | None = None
+        self._ids = count(1)
+        self._snapshot: MemorySnapshot | None = None
+        self._snapshot_at = float("-inf")
+        self._snapshot_lock = threading.Lock()
+        self._make_core: Callable[[], EngineCore] | None = None
+
+    # -- life ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread and return at once. Does nothing where it runs already."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._stopping = False
+        self._error = None
+        self._set(EngineStatus("starting", "The model is being loaded.", self.config.model))
+        self._thread = threading.Thread(target=self._run, name="coread-engine", daemon=True)
+        self._thread.start()
+
+    def restart(self) -> None:
+        """After a failure: a fresh memory around the model that is loaded already."""
+        self.stop()
+        self.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread; requests still open fail with `EngineUnavailable`."""
+        self._stopping = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+            if thread.is_alive():
+                raise EngineUnavailable(f"The engine's thread did not end within {timeout:g} s.")
+        if self._status.state != "failed":
+            self._set(replace(self._status, state="stopped", detail="The engine was stopped."))
+
+    async def wait_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Return when the model is ready.
+
+        Raises `ModelNotFound` or `ModelRefused` where it cannot be, `EngineStarting` after `timeout` seconds.
+        """
+        ready = await asyncio.to_thread(self.wait_ready_sync, timeout)
+        if not ready:
+            raise EngineStarting(f"The model was not ready within {timeout:g} s.")
+
+    def wait_ready_sync(self, timeout: float | None = None) -> bool:
+        """As `wait_ready`, blocking; False after `timeout`."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._status.state != "starting", timeout)
+        if done and self._status.state != "ready":
+            raise self._error or EngineUnavailable(self._status.detail)
+        return done
+
+    def status(self) -> EngineStatus:
+        """What was found, and how many sequences run and wait."""
+        core = self._core
+        if core is None or self._status.state != "ready":
+            return self._status
+        return replace(self._status, running=len(core.scheduler.running), queued=len(core.scheduler.waiting))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer. Raises `EngineStarting` before the model is loaded."""
+        return self._ready_core().tokenizer
+
+    def _set(self, status: EngineStatus) -> None:
+        with self._changed:
+            self._status = status
+            self._changed.notify_all()
+
+    def _ready_core(self) -> EngineCore:
+        core = self._core
+        if self._status.state == "starting":
+            raise EngineStarting("The model is still being loaded; try again in a moment.")
+        if core is None or self._status.state != "ready":
+            raise EngineUnavailable(f"The engine is not running: {self._status.detail}")
+        return core
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def submit(self, request: GenerationRequest) -> Generation:
+        """Put a request in line and return its events.
+
+        Raises `InvalidRequest`, `ContextTooLong`, `PoolTooSmall`, `LimitReached`, `EngineStarting`,
+        `EngineUnavailable`.
+        """
+        core = self._ready_core()
+        generation = Generation(self, f"gen-{next(self._ids)}", asyncio.get_running_loop())
+        core.submit(generation.id, request, generation._put)
+        self._wake.set()
+        if self._status.state != "ready":
+            # The thread died in between: nobody would ever answer.
+            core.fail_all(EngineUnavailable(f"The engine is not running: {self._status.detail}"))
+        return generation
+
+    def _abort(self, id: str) -> None:
+        core = self._core
+        if core is not None:
+            core.abort(id)
+            self._wake.set()
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def memory(self) -> MemorySnapshot:
+        """The state of the whole memory, at most a quarter of a second old, shared by all callers."""
+        core = self._ready_core()
+        with self._snapshot_lock:
+            now = time.monotonic()
+            if self._snapshot is None or now - self._snapshot_at >= SNAPSHOT_INTERVAL_S:
+                with core.lock:
+                    core.ledger.tick(now)
+                    self._snapshot = core.ledger.snapshot()
+                self._snapshot_at = now
+            return self._snapshot
+
+    def page_tables(self, conversation: str) -> list[PageTableView]:
+        """The running page tables of a conversation, or the stored ones where it is idle."""
+        core = self._ready_core()
+        with core.lock:
+            pool = core.memory.pool
+            running = [s for s in core.scheduler.running if s.conversation == conversation]
+            found = [(s.id, True, s.computed, s.table_array()) for s in running]
+            if not found:
+                stored = core.ledger.tables("open").get(conversation, [])
+                found = [(-1, False, tokens, table) for table, tokens in stored]
+            return [
+                PageTableView(
+                    key,
+                    conversation,
+                    live,
+                    tokens,
+                    tuple(table.tolist()),
+                    tuple((pool.reader_count + pool.soft)[table].tolist()),
+                    tuple(pool.filled[b] for b in table.tolist()),
+                )
+                for key, live, tokens, table in found
+            ]
+
+    def resident_tokens(self, segments: Sequence[Segment]) -> int:
+        """How many leading tokens of these segments are in memory now."""
+        core = self._ready_core()
+        with core.lock:
+            return core.memory.resident_tokens(segments)
+
+    def unlink_document(self, document: str) -> int:
+        """Forget a document's KV: no new hits from now on. Returns the blocks taken out of the index."""
+        core = self._ready_core()
+        with core.lock:
+            return core.memory.unlink_document(document)
+
+    def pin_document(self, document: str) -> int:
+        """Keep a document in memory; returns the blocks pinned now. Raises `LimitReached`."""
+        core = self._ready_core()
+        with core.lock:
+            return core.memory.pin_document(document)
+
+    def unpin_document(self, document: str) -> None:
+        """Undo `pin_document`."""
+        core = self._ready_core()
+        with core.lock:
+            core.memory.unpin_document(document)
+
+    def close_conversation(self, conversation: str) -> None:
+        """The conversation no longer counts as open."""
+        core = self._ready_core()
+        with core.lock:
+            core.ledger.close(conversation)
+
+    def touch_conversation(self, conversation: str) -> None:
+        """Somebody looks at the conversation: it stays open for another while."""
+        core = self._ready_core()
+        with core.lock:
+            core.ledger.touch(conversation)
+
+    def events(self, after: int = 0) -> list[BlockEvent]:
+        """Block events with a number above `after`, as far as they are still kept."""
+        core = self._ready_core()
+        with core.lock:
+            return core.memory.events.after(after)
+
+    def check_integrity(self) -> None:
+        """Recompute all accounts; raises `IntegrityError`."""
+        self._ready_core().check_integrity()
+
+    # -- the thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._make_core is None:
+                self._make_core = self._load()
+            self._core = self._make_core()
+            self._snapshot = None
+            self._set(replace(self._status, state="ready"))
+            self._loop(self._core)
+            self._close(EngineUnavailable("The engine was stopped; please ask again in a moment."))
+        except EngineError as error:
+            self._die(error)
+        except Exception as error:
+            log.exception("the engine's thread ended")
+            self._die(EngineUnavailable(f"The engine stopped working ({type(error).__name__}: {error})."))
+
+    def _die(self, error: EngineError) -> None:
+        log.error("engine failed: %s", error)
+        self._error = error
+        self._set(replace(self._status, state="failed", detail=str(error)))
+        self._close(
+            error
+            if isinstance(error, EngineUnavailable)
+            else EngineUnavailable(f"The engine failed: {error}")
+        )
+
+    def _close(self, error: EngineError) -> None:
+        if self._core is not None:
+            try:
+                self._core.fail_all(error)
+            except IntegrityError:
+                log.exception("the memory could not be given back in order")
+                for request in list(self._core.requests.values()):
+                    request.fail(error)
+
+    def _loop(self, core: EngineCore) -> None:
+        checked = True
+        while not self._stopping:
+            self._wake.clear()
+            if core.busy:
+                checked = False
+                if core.step() == 0:
+                    # Nothing could run: somebody has to leave, arrive or be aborted first.
+                    self._wake.wait(0.002)
+                continue
+            if not checked:
+                core.check_integrity()
+                checked = True
+            self._wake.wait(1.0)
+            with core.lock:
+                core.ledger.tick(time.monotonic())
+
+    def _load(self) -> Callable[[], EngineCore]:
+        """Load and check the model; returns what makes a core with an empty memory around it."""
+        # Imported here: the thread pays for torch, the port is open long before.
+        from engine.loading import load
+
+        loaded = load(self.config)
+        config = self.config
+        limits = Limits(
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            max_queued=config.max_queued,
+            max_running_per_principal=config.max_running_per_principal,
+            max_queued_per_principal=config.max_queued_per_principal,
+            pool_share_per_principal=config.pool_share_per_principal,
+        )
+        self._status = EngineStatus(
+            "starting",
+            loaded.model.description,
+            loaded.model.name,
+            device=str(loaded.model.device),
+            dtype=str(loaded.model.dtype).removeprefix("torch."),
+            backend=loaded.backend_name,
+            shape=loaded.model.shape,
+            block_size=config.block_size,
+            total_blocks=loaded.num_blocks,
+            conformance=str(loaded.conformance),
+        )
+
+        def make() -> EngineCore:
+            return EngineCore(
+                loaded.runner,
+                loaded.model.tokenizer,
+                loaded.model.shape,
+                num_blocks=loaded.num_blocks,
+                block_size=config.block_size,
+                limits=limits,
+                clock=time.monotonic,
+                eos_token_ids=loaded.model.eos_token_ids,
+                vocab_size=loaded.model.vocab_size,
+                sharing=config.sharing,
+            )
+
+        return make
+
+
+def default_pool_bytes() -> int:
+    """KV budget of a CPU machine: a quarter of the memory that is available, at most 2 GiB."""
+    available = int(psutil.virtual_memory().available)
+    return max(64 << 20, min(2 << 30, available // 4))
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and hub chatter of the libraries out of the log."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+__all__ = ["EngineService", "EngineStatus", "Generation", "ModelNotFound", "PageTableView"]
