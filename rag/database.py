@@ -28,7 +28,7 @@ Work = Callable[[sqlite3.Connection], T]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of one owner's schema. Versions of an owner count 1, 2, 3, …; `sql` may hold many statements."""
+    """One step of one owner's schema. An owner's versions count 1, 2, 3, …; `sql` may be many statements."""
 
     owner: str
     version: int
@@ -67,8 +67,9 @@ class Database:
                 Migration(
                     "database",
                     1,
-                    "CREATE TABLE IF NOT EXISTS schema_migrations(owner TEXT NOT NULL, version INTEGER NOT NULL, "
-                    "applied_at REAL NOT NULL, PRIMARY KEY(owner, version)) WITHOUT ROWID",
+                    "CREATE TABLE IF NOT EXISTS schema_migrations(owner TEXT NOT NULL, "
+                    "version INTEGER NOT NULL, applied_at REAL NOT NULL, "
+                    "PRIMARY KEY(owner, version)) WITHOUT ROWID",
                 )
             ]
         )
@@ -98,7 +99,9 @@ class Database:
         An exception rolls everything back and is raised here.
         """
         if threading.current_thread() is self._thread:
-            raise RuntimeError("a write inside a write would wait for itself; use the connection you were given")
+            raise RuntimeError(
+                "a write inside a write would wait for itself; use the connection you were given"
+            )
         return self._submit(work).result()
 
     async def write(self, work: Work[T]) -> T:

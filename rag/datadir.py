@@ -17,17 +17,13 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from rag.errors import DataDirLocked, DataDirUnwritable
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; msvcrt locks the first byte instead
-    fcntl = None  # type: ignore[assignment]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -158,13 +154,15 @@ def _parse_holder(text: str) -> dict[str, object]:
 
 def _try_lock(file: IO[str]) -> bool:
     try:
-        if fcntl is not None:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
+        if sys.platform == "win32":
             import msvcrt
 
             file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

@@ -106,6 +106,6 @@ class PromptTooLong(RagError):
 
     def __init__(self, tokens: int, limit: int) -> None:
         super().__init__(
-            f"The question has {tokens:,} tokens with its instructions; there is room for {limit:,}. Shorten it."
+            f"Question and instructions have {tokens:,} tokens; there is room for {limit:,}. Shorten it."
         )
         self.tokens, self.limit = tokens, limit

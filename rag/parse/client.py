@@ -72,7 +72,9 @@ def _answer(output: bytes, code: int, timed_out: bool, limits: Limits) -> Parsed
     if isinstance(result, dict) and "failed" in result:
         raise ParseFailed(result["failed"], result["message"])
     if timed_out or code in (-getattr(signal, "SIGXCPU", 24), -getattr(signal, "SIGKILL", 9)):
-        raise ParseFailed("time", f"Reading the document takes longer than the {limits.seconds:g} s it may take.")
+        raise ParseFailed(
+            "time", f"Reading the document takes longer than the {limits.seconds:g} s it may take."
+        )
     raise ParseFailed("damaged", f"The reader of this format gave up on the file (exit status {code}).")
 
 
@@ -104,7 +106,9 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 def _environment(folder: str) -> dict[str, str]:
     """What Python needs to start, and nothing that a server's environment may hold (keys, tokens)."""
-    kept = {key: os.environ[key] for key in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
+    kept = {
+        key: os.environ[key] for key in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LANG") if key in os.environ
+    }
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join([_ROOT, *(p for p in sys.path if p.endswith("site-packages"))]),

@@ -36,7 +36,7 @@ class Decoded:
 
 
 def decode(data: bytes, declared: str | None = None) -> Decoded:
-    """Decode a text file. `declared` is what the file says about itself (an HTML meta tag), used if it decodes.
+    """Decode a text file. `declared` is what the file itself says (an HTML meta tag), used if it decodes.
 
     Raises `ParseFailed` ("encoding" or "not text").
     """
@@ -55,7 +55,9 @@ def decode(data: bytes, declared: str | None = None) -> Decoded:
         return wide
     if b"\0" in data:
         raise ParseFailed("not text", "The file is binary, not text, and of no format that can be read.")
-    if (text := _decode_mostly(data, "utf-8")) is not None and sum(c > "\x7f" for c in text) > text.count("\ufffd") * 2:
+    if (text := _decode_mostly(data, "utf-8")) is not None and sum(c > "\x7f" for c in text) > text.count(
+        "\ufffd"
+    ) * 2:
         return Decoded(text, "utf-8", 0.9)
     return _detect(data)
 
@@ -104,7 +106,12 @@ def _implausible(text: str) -> float:
             counts["kana"] += 1
         elif 0xFF61 <= code <= 0xFF9F:
             counts["halfwidth"] += 1
-        elif 0x80 <= code <= 0x9F or 0xE000 <= code <= 0xF8FF or code == 0xFFFD or (code < 32 and char not in "\t\n\r\f"):
+        elif (
+            0x80 <= code <= 0x9F
+            or 0xE000 <= code <= 0xF8FF
+            or code == 0xFFFD
+            or (code < 32 and char not in "\t\n\r\f")
+        ):
             counts["odd"] += 1
     east = counts["han"] + counts["hangul"] + counts["kana"] + counts["halfwidth"]
     badness = counts["odd"] / max(1, len(text[:20_000])) * 10

@@ -11,8 +11,9 @@ MARKDOWN = {"md", "markdown", "mdown", "mkd", "mdx"}
 HTML = {"html", "htm", "xhtml"}
 TABLES = {"csv", "tsv"}
 CODE = {
-    "py", "js", "ts", "jsx", "tsx", "java", "c", "h", "cpp", "hpp", "cc", "cs", "go", "rs", "rb", "php", "swift",
-    "kt", "scala", "sh", "sql", "lua", "pl", "r", "jl", "css", "json", "yaml", "yml", "toml", "ini", "xml",
+    "py", "js", "ts", "jsx", "tsx", "java", "c", "h", "cpp", "hpp", "cc", "cs", "go", "rs", "rb", "php",
+    "kt", "swift", "scala", "sh", "sql", "lua", "pl", "r", "jl", "css",
+    "json", "yaml", "yml", "toml", "ini", "xml",
 }  # fmt: skip
 #: Extensions that a page may offer in its file chooser.
 ACCEPTED = sorted({"txt", "text", "log", "rst", "pdf", "docx", "xlsx"} | MARKDOWN | HTML | TABLES | CODE)
@@ -39,7 +40,9 @@ def parse(data: bytes, name: str, limits: Limits) -> Parsed:
         kind = office.archive_kind(data, limits)
         return (office.parse_docx if kind == "docx" else office.parse_xlsx)(data, stem, limits)
     head = data[:1024].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if extension in HTML or (head.startswith((b"<!doctype html", b"<html")) and extension not in MARKDOWN | CODE):
+    if extension in HTML or (
+        head.startswith((b"<!doctype html", b"<html")) and extension not in MARKDOWN | CODE
+    ):
         from rag.parse.html import parse_html
 
         return parse_html(data, stem, limits)

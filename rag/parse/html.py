@@ -21,10 +21,12 @@ _SKIP = {
 }  # fmt: skip
 _BLOCK = {
     "address", "article", "aside", "blockquote", "body", "dd", "details", "div", "dl", "dt", "fieldset",
-    "figcaption", "figure", "footer", "form", "header", "hr", "html", "li", "main", "nav", "ol", "p", "section",
-    "summary", "table", "tbody", "tfoot", "thead", "tr", "ul", "caption",
+    "figcaption", "figure", "footer", "form", "header", "hr", "html", "li", "main", "nav", "ol", "p",
+    "section", "summary", "table", "tbody", "tfoot", "thead", "tr", "ul", "caption",
 }  # fmt: skip
-_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?:px|pt|em|%)?\s*(?:;|$)", re.I)
+_HIDDEN = re.compile(
+    r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?:px|pt|em|%)?\s*(?:;|$)", re.I
+)
 _MAX_NODES = 500_000
 
 

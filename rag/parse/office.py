@@ -16,12 +16,14 @@ _MAX_ENTRIES = 10_000
 
 
 def archive_kind(data: bytes, limits: Limits) -> str:
-    """"docx" or "xlsx". Raises `ParseFailed` for other archives, damaged ones and bombs."""
+    """ "docx" or "xlsx". Raises `ParseFailed` for other archives, damaged ones and bombs."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError) as error:
-        raise ParseFailed("damaged", "The file looks like an Office document, but can't be unpacked.") from error
+        raise ParseFailed(
+            "damaged", "The file looks like an Office document, but can't be unpacked."
+        ) from error
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > limits.unpacked_bytes or len(entries) > _MAX_ENTRIES:
         raise ParseFailed(
@@ -103,4 +105,6 @@ def _table_rows(table: Any) -> Iterator[list[str]]:
 
 
 def _damaged(error: Exception) -> ParseFailed:
-    return ParseFailed("damaged", f"The document can't be read ({type(error).__name__}); the file may be damaged.")
+    return ParseFailed(
+        "damaged", f"The document can't be read ({type(error).__name__}); the file may be damaged."
+    )

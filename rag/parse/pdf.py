@@ -29,7 +29,9 @@ def parse_pdf(data: bytes, stem: str, limits: Limits) -> Parsed:
     except Exception as error:  # pypdf raises whatever a damaged file makes it run into
         raise _damaged(error) from error
     if page_count > limits.pages:
-        raise ParseFailed("too many pages", f"The PDF has {page_count:,} pages; the limit is {limits.pages:,}.")
+        raise ParseFailed(
+            "too many pages", f"The PDF has {page_count:,} pages; the limit is {limits.pages:,}."
+        )
     builder = TextBuilder(limits)
     outline = _outline(reader)
     unreadable = 0
@@ -39,7 +41,15 @@ def parse_pdf(data: bytes, stem: str, limits: Limits) -> Parsed:
         start = builder.length
         try:
             text = reader.pages[number].extract_text()
-        except (PyPdfError, RecursionError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError):
+        except (
+            PyPdfError,
+            RecursionError,
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):
             unreadable += 1
             text = ""
         with_text += len(re.sub(r"\s", "", text)) >= 20

@@ -36,7 +36,7 @@ def parse_code(decoded: Decoded, stem: str, limits: Limits) -> Parsed:
 
 
 def parse_markdown(decoded: Decoded, stem: str, limits: Limits) -> Parsed:
-    """Markdown: sections at its headings (not at "#" inside code); front matter gives the title and is left out.
+    """Markdown: sections at its headings (not at "#" inside code); front matter is left out.
 
     The title is the front matter's `title`, else the first heading of level 1, else the file's name.
     """

@@ -29,7 +29,7 @@ def parse_csv(decoded: Decoded, stem: str, limits: Limits) -> Parsed:
 
 
 def write_rows(builder: TextBuilder, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows as lines. The first row is the header where it holds only texts and has two columns or more."""
+    """Write rows as lines. The first row is the header if it has two cells or more, all texts."""
     header: list[str] | None = None
     first = True
     for row in rows:
@@ -45,7 +45,9 @@ def write_rows(builder: TextBuilder, rows: Iterable[Sequence[object]]) -> None:
             builder.add("; ".join(c for c in cells if c) + "\n")
             continue
         named = [
-            f"{header[i] if i < len(header) else f'column {i + 1}'}: {cell}" for i, cell in enumerate(cells) if cell
+            f"{header[i] if i < len(header) else f'column {i + 1}'}: {cell}"
+            for i, cell in enumerate(cells)
+            if cell
         ]
         builder.add("; ".join(named) + "\n")
     if header is not None and builder.length == 0:

@@ -7,6 +7,7 @@ range `[start, end)` of it. Sections cover the text completely, in order, withou
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with what stands under it. `title` is the path of headings, outermost first, joined by " › "."""
+    """A heading with what stands under it. `title` is the path of headings, outermost first: "A › B"."""
 
     start: int
     end: int
@@ -55,6 +56,11 @@ class Parsed:
     pages: list[Page] = field(default_factory=list)
     encoding: str = "utf-8"
     confidence: float = 1.0
+
+    def page_at(self, position: int) -> int | None:
+        """The number of the page that holds this position; None where there are no pages."""
+        index = bisect_right(self.pages, position, key=lambda page: page.start) - 1
+        return self.pages[index].number if index >= 0 and position < self.pages[index].end else None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -163,11 +169,15 @@ class TextBuilder:
         check_text(text)
         title = one_line(title) or "Untitled"
         ends = [*self._pages[1:], len(text)]
-        pages = [
-            Page(start, min(end, len(text)), number)
-            for number, (start, end) in enumerate(zip(self._pages, ends, strict=True), 1)
-            if start < len(text)
-        ] if self._pages else []
+        pages = (
+            [
+                Page(start, min(end, len(text)), number)
+                for number, (start, end) in enumerate(zip(self._pages, ends, strict=True), 1)
+                if start < len(text)
+            ]
+            if self._pages
+            else []
+        )
         return Parsed(
             text, title, format, sections_from(text, self._headings, title), pages, encoding, confidence
         )
@@ -179,11 +189,13 @@ def check_text(text: str) -> None:
     if not visible:
         raise ParseFailed("no text", "The document holds no text.")
     if text.count("\ufffd") > 0.01 * visible:
-        raise ParseFailed("encoding", "The text can't be decoded: more than 1 % of its characters are unknown.")
+        raise ParseFailed(
+            "encoding", "The text can't be decoded: more than 1 % of its characters are unknown."
+        )
 
 
 def sections_from(text: str, headings: list[tuple[int, int, str]], title: str) -> list[Section]:
-    """Headings (offset, level, title) to sections that cover the text; what precedes the first belongs to `title`."""
+    """Headings (offset, level, title) to sections; what precedes the first belongs to `title`."""
     marks: list[tuple[int, int, str]] = []
     for offset, level, heading in sorted(headings, key=lambda h: h[0]):
         if offset >= len(text):

@@ -17,7 +17,7 @@ from rag.parse.types import Limits
 
 
 def limit_process(limits: Limits) -> None:
-    """Apply the limits to this process. Where the system has no such limits (Windows) the parent's clock remains."""
+    """Apply the limits to this process. Where the system has none (Windows) the parent's clock remains."""
     try:
         import resource
     except ImportError:
@@ -44,7 +44,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     except ParseFailed as error:
         return {"failed": error.reason, "message": error.message}
     except MemoryError:
-        return {"failed": "memory", "message": "Reading the document takes more memory than one document may."}
+        return {
+            "failed": "memory",
+            "message": "Reading the document takes more memory than one document may.",
+        }
     except RecursionError:
         return {"failed": "damaged", "message": "The document is nested too deeply to be read."}
 

@@ -1,0 +1,313 @@
+"""Turning uploads into searchable documents, one step after another, on threads of its own.
+
+    queued ──► parsing ──► embedding ──► (one transaction) ──► ready
+                  │            │
+                  └────────────┴──────► failed: reason
+
+Everything a document consists of is written in the one transaction at the end, so a crash at any moment
+leaves a document that is ready or one whose job starts again; three starts that ended the process fail it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+from rag import lexical, records
+from rag.database import Database
+from rag.datadir import DataDir
+from rag.embed import Courtesy, Embedder, Vectors
+from rag.errors import NotFound, ParseFailed, RagError
+from rag.parse.client import parse_file
+from rag.parse.types import Limits, Parsed, Section
+from rag.search import Searcher
+from rag.split import Passage, split_passages, split_sections
+from rag.types import DocumentInfo
+
+log = logging.getLogger("coread.rag")
+
+_MAX_ATTEMPTS = 3
+_EMBED_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed job. `document` and `collection` are integer keys."""
+
+    document: int
+    document_id: str
+    collection: int
+    content_hash: str
+    name: str
+    size: int
+
+
+class Ingest:
+    """Works through the `jobs` table. Thread-safe."""
+
+    def __init__(
+        self,
+        database: Database,
+        data_dir: DataDir,
+        searcher: Searcher,
+        embedder: Embedder,
+        *,
+        limits: Limits | None = None,
+        courtesy: Courtesy | None = None,
+        threads: int = 2,
+        replaced: Callable[[str, str], None] = lambda document_id, content_hash: None,
+    ) -> None:
+        self._db, self._data_dir, self._searcher, self._embedder = database, data_dir, searcher, embedder
+        self._limits = limits or Limits()
+        self._courtesy = courtesy or Courtesy()
+        self._replaced = replaced
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._cancelled: set[int] = set()
+        self._waiters: dict[str, list[Future[DocumentInfo]]] = {}
+        self._threads = [
+            threading.Thread(target=self._run, name=f"rag-ingest-{i}", daemon=True) for i in range(threads)
+        ]
+
+    def start(self) -> None:
+        """Take up what an earlier run left unfinished, and begin to work."""
+        self._db.write_sync(_recover)
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let each thread end; a document that is not ready yet starts again at the next start."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+        with self._wake:
+            waiters, self._waiters = self._waiters, {}
+        for future in (f for futures in waiters.values() for f in futures):
+            future.set_exception(
+                RagError("The server is stopping; the document will be read at its next start.")
+            )
+
+    def notify(self) -> None:
+        """There is a new job."""
+        with self._wake:
+            self._wake.notify_all()
+
+    def cancel(self, document: int) -> None:
+        """Stop work on a document (integer key) soon. The caller has changed its rows already."""
+        with self._wake:
+            self._cancelled.add(document)
+
+    def when_finished(self, document_id: str) -> Future[DocumentInfo]:
+        """Done when the document is ready or failed; its exception is `NotFound` where it was deleted."""
+        future: Future[DocumentInfo] = Future()
+        with self._wake:
+            self._waiters.setdefault(document_id, []).append(future)
+        self.settle(document_id)
+        return future
+
+    def settle(self, document_id: str) -> None:
+        """Answer those who wait for a document, if it is finished or gone."""
+        try:
+            info: DocumentInfo | None = self._db.read_sync(lambda c: records.document_info(c, document_id))
+        except NotFound:
+            info = None
+        if info is not None and not info.finished:
+            return
+        with self._wake:
+            waiters = self._waiters.pop(document_id, [])
+        for future in waiters:
+            if not future.set_running_or_notify_cancel():
+                continue
+            if info is None:
+                future.set_exception(NotFound("The document was deleted."))
+            else:
+                future.set_result(info)
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if self._stopping:
+                    return
+            job = self._claim()
+            if job is None:
+                with self._wake:
+                    if not self._stopping:
+                        # The time-out only matters where a notification came between claim and wait.
+                        self._wake.wait(1.0)
+                continue
+            try:
+                self._work(job)
+            except ParseFailed as error:
+                self._fail(job, error.reason, error.message)
+            except RagError as error:
+                self._fail(job, error.code, str(error))
+            except Exception:
+                log.exception("document %s could not be indexed", job.document_id)
+                self._fail(job, "internal", "The document could not be indexed; the server's log says why.")
+            self.settle(job.document_id)
+
+    def _claim(self) -> Job | None:
+        # Most wake-ups find nothing: look before taking the write lock.
+        if self._db.read_sync(_next_job) is None:
+            return None
+
+        def write(connection: sqlite3.Connection) -> Job | None:
+            row = _next_job(connection)
+            if row is None:
+                return None
+            connection.execute(
+                "UPDATE jobs SET status = 'parsing', progress = 0, attempts = attempts + 1 "
+                "WHERE document = ?",
+                (row["document"],),
+            )
+            return Job(
+                row["document"], row["id"], row["collection"], row["content_hash"], row["name"], row["size"]
+            )
+
+        job = self._db.write_sync(write)
+        if job is not None:
+            with self._wake:
+                self._cancelled.discard(job.document)
+        return job
+
+    def _work(self, job: Job) -> None:
+        parsed = parse_file(
+            self._data_dir.file(job.content_hash), job.name, self._limits, lambda: self._abandoned(job)
+        )
+        sections = split_sections(parsed)
+        passages = split_passages(parsed, sections, self._embedder.measure, self._embedder.max_tokens)
+        if not passages:
+            raise ParseFailed("no text", "The document holds no text that could be found again.")
+        self._progress(job, 0.0, "embedding")
+        vectors = self._embed(job, passages)
+        prepared = [lexical.prepare(p.embedding_text) for p in passages]
+        if self._abandoned(job):
+            raise ParseFailed("cancelled", "The upload was cancelled.")
+        with self._searcher.locked(job.collection):
+            done = self._db.write_sync(
+                lambda c: _commit(c, job, parsed, sections, passages, vectors, prepared)
+            )
+            if done is None:
+                return
+            removed, added, old_hash = done
+            try:
+                self._searcher.changed(job.collection, removed, added, vectors)
+            except Exception:
+                log.exception("the vector index of collection %s is rebuilt", job.collection)
+        if old_hash is not None:
+            self._replaced(job.document_id, old_hash)
+
+    def _embed(self, job: Job, passages: Sequence[Passage]) -> Vectors:
+        parts: list[Vectors] = []
+        told = time.monotonic()
+        for first in range(0, len(passages), _EMBED_BATCH):
+            if self._abandoned(job):
+                raise ParseFailed("cancelled", "The upload was cancelled.")
+            self._courtesy.wait()
+            parts.append(
+                self._embedder.embed([p.embedding_text for p in passages[first : first + _EMBED_BATCH]])
+            )
+            if time.monotonic() - told > 0.5:
+                told = time.monotonic()
+                self._progress(job, (first + _EMBED_BATCH) / len(passages), "embedding")
+        return np.concatenate(parts)
+
+    def _abandoned(self, job: Job) -> bool:
+        with self._wake:
+            return self._stopping or job.document in self._cancelled
+
+    def _progress(self, job: Job, progress: float, status: str) -> None:
+        self._db.write_sync(
+            lambda c: (
+                c.execute(
+                    "UPDATE jobs SET status = ?, progress = ? WHERE document = ? AND content_hash = ? "
+                    "AND status IN ('parsing', 'embedding')",
+                    (status, min(progress, 0.99), job.document, job.content_hash),
+                ).rowcount
+            )
+        )
+
+    def _fail(self, job: Job, reason: str, message: str) -> None:
+        with self._wake:
+            stopping = self._stopping and reason == "cancelled"
+
+        def write(connection: sqlite3.Connection) -> None:
+            if stopping:  # not the document's fault: it starts again, and this start doesn't count
+                connection.execute(
+                    "UPDATE jobs SET status = 'queued', attempts = attempts - 1 WHERE document = ? AND "
+                    "content_hash = ? AND status != 'failed'",
+                    (job.document, job.content_hash),
+                )
+            else:
+                connection.execute(
+                    "UPDATE jobs SET status = 'failed', reason = ?, message = ? WHERE document = ? AND "
+                    "content_hash = ? AND status IN ('parsing', 'embedding')",
+                    (reason, message, job.document, job.content_hash),
+                )
+
+        self._db.write_sync(write)
+
+
+def _next_job(connection: sqlite3.Connection) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = connection.execute(
+        "SELECT j.*, d.id, d.collection FROM jobs j JOIN documents d ON d.key = j.document "
+        "WHERE j.status = 'queued' ORDER BY j.queued, j.document LIMIT 1"
+    ).fetchone()
+    return row
+
+
+def _recover(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "UPDATE jobs SET status = 'failed', reason = 'crashed', message = "
+        "'The server ended ' || attempts || ' times while it read this document; it is not tried again.' "
+        "WHERE status IN ('parsing', 'embedding') AND attempts >= ?",
+        (_MAX_ATTEMPTS,),
+    )
+    connection.execute(
+        "UPDATE jobs SET status = 'queued', progress = 0 WHERE status IN ('parsing', 'embedding')"
+    )
+
+
+def _commit(
+    connection: sqlite3.Connection,
+    job: Job,
+    parsed: Parsed,
+    sections: Sequence[Section],
+    passages: Sequence[Passage],
+    vectors: Vectors,
+    prepared: Sequence[str],
+) -> tuple[list[int], list[int], str | None] | None:
+    """Put the new version in the place of the old one. None where the job is no longer wanted."""
+    row = connection.execute(
+        "SELECT d.version, d.content_hash FROM documents d JOIN jobs j ON j.document = d.key "
+        "WHERE d.key = ? AND j.content_hash = ? AND j.status = 'embedding'",
+        (job.document, job.content_hash),
+    ).fetchone()
+    if row is None:
+        return None
+    removed = records.remove_content(connection, job.document, job.collection)
+    added = records.write_content(
+        connection, job.document, job.collection, parsed, sections, passages, vectors, prepared
+    )
+    now = time.time()
+    connection.execute(
+        "UPDATE documents SET name = ?, version = version + 1, content_hash = ?, size = ?, title = ?, "
+        "format = ?, encoding = ?, confidence = ?, characters = ?, pages = ?, passages = ?, updated = ? "
+        "WHERE key = ?",
+        (
+            job.name, job.content_hash, job.size, parsed.title, parsed.format, parsed.encoding,
+            parsed.confidence, len(parsed.text), len(parsed.pages), len(passages), now, job.document,
+        ),
+    )  # fmt: skip
+    connection.execute("DELETE FROM jobs WHERE document = ?", (job.document,))
+    return removed, added, row["content_hash"]

@@ -1,0 +1,208 @@
+"""Reading and writing single rows of the knowledge base. Functions over a connection, no state."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import unicodedata
+from collections.abc import Collection, Sequence
+from typing import cast
+
+from rag import lexical
+from rag.embed import Vectors
+from rag.errors import NotFound
+from rag.parse.types import Parsed, Section
+from rag.split import Passage
+from rag.types import CollectionInfo, DocumentInfo, DocumentText, SectionText, Status
+
+_DOCUMENT = (
+    "SELECT d.*, c.id AS collection_id, j.status AS job_status, j.reason, j.message, j.progress, "
+    "j.size AS job_size "
+    "FROM documents d JOIN collections c ON c.key = d.collection LEFT JOIN jobs j ON j.document = d.key "
+)
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def clean_name(name: str) -> str:
+    """A name as it is shown: one line of at most 255 characters, nothing invisible, no direction overrides.
+
+    It is only ever data: no path is made of it, so "../../x" stays as it is.
+    """
+    visible = "".join(
+        "\ufffd" if unicodedata.category(c) == "Cs" else c
+        for c in name
+        if unicodedata.category(c) not in _INVISIBLE or unicodedata.category(c) == "Cs"
+    )
+    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", visible)).strip()[:255] or "Untitled"
+
+
+def collection_key(connection: sqlite3.Connection, collection_id: str) -> int:
+    row = connection.execute("SELECT key FROM collections WHERE id = ?", (collection_id,)).fetchone()
+    if row is None:
+        raise NotFound("There is no such collection.")
+    return int(row[0])
+
+
+def collections(connection: sqlite3.Connection, readable: Collection[str] | None) -> list[CollectionInfo]:
+    rows = connection.execute(
+        "SELECT c.*, COUNT(d.key) AS documents, COALESCE(SUM(d.passages), 0) AS passages, "
+        "COALESCE(SUM(d.size), 0) AS bytes FROM collections c LEFT JOIN documents d ON d.collection = c.key "
+        "GROUP BY c.key ORDER BY c.key"
+    )
+    return [
+        CollectionInfo(
+            r["id"], r["name"], r["owner"], r["created"], r["documents"], r["passages"], r["bytes"]
+        )
+        for r in rows
+        if readable is None or r["id"] in readable
+    ]
+
+
+def documents(connection: sqlite3.Connection, collection_ids: Collection[str]) -> list[DocumentInfo]:
+    found: list[DocumentInfo] = []
+    for collection_id in sorted(set(collection_ids)):
+        rows = connection.execute(f"{_DOCUMENT} WHERE c.id = ? ORDER BY d.name, d.key", (collection_id,))
+        found += [_info(row) for row in rows]
+    return found
+
+
+def document_info(connection: sqlite3.Connection, document_id: str) -> DocumentInfo:
+    row = connection.execute(f"{_DOCUMENT} WHERE d.id = ?", (document_id,)).fetchone()
+    if row is None:
+        raise NotFound("There is no such document.")
+    return _info(row)
+
+
+def document_info_by_key(connection: sqlite3.Connection, key: int) -> DocumentInfo:
+    row = connection.execute(f"{_DOCUMENT} WHERE d.key = ?", (key,)).fetchone()
+    if row is None:
+        raise NotFound("There is no such document.")
+    return _info(row)
+
+
+def document_text(
+    connection: sqlite3.Connection, document_id: str, readable: Collection[str]
+) -> DocumentText:
+    row = connection.execute(
+        "SELECT d.*, c.id AS collection_id, t.text FROM documents d "
+        "JOIN collections c ON c.key = d.collection JOIN texts t ON t.document = d.key WHERE d.id = ?",
+        (document_id,),
+    ).fetchone()
+    if row is None or row["collection_id"] not in readable:
+        raise NotFound("There is no such document.")
+    text: str = row["text"]
+    sections = tuple(
+        SectionText(
+            s["ordinal"],
+            s["title"],
+            s["level"],
+            s["start"],
+            s["stop"],
+            text[s["start"] : s["stop"]],
+            s["page"],
+        )
+        for s in connection.execute(
+            "SELECT * FROM sections WHERE document = ? ORDER BY ordinal", (row["key"],)
+        )
+    )
+    return DocumentText(
+        row["id"], row["collection_id"], row["name"], row["title"], row["version"], text, sections
+    )
+
+
+def remove_content(connection: sqlite3.Connection, key: int, collection: int) -> list[int]:
+    """Remove text, sections, passages and lexical entries of a document; return the passages' ids."""
+    ids = [r[0] for r in connection.execute("SELECT id FROM passages WHERE document = ?", (key,))]
+    lexical.remove(connection, collection, ids)
+    for table in ("passages", "sections", "texts"):
+        connection.execute(f"DELETE FROM {table} WHERE document = ?", (key,))
+    return ids
+
+
+def write_content(
+    connection: sqlite3.Connection,
+    key: int,
+    collection: int,
+    parsed: Parsed,
+    sections: Sequence[Section],
+    passages: Sequence[Passage],
+    vectors: Vectors,
+    prepared: Sequence[str],
+) -> list[int]:
+    """Write a document's content; return the new passages' ids. `prepared` is `lexical.prepare` of each."""
+    connection.execute("INSERT INTO texts(document, text) VALUES (?, ?)", (key, parsed.text))
+    connection.executemany(
+        "INSERT INTO sections(document, ordinal, start, stop, title, level, page) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [(key, i, s.start, s.end, s.title, s.level, parsed.page_at(s.start)) for i, s in enumerate(sections)],
+    )
+    ids: list[int] = []
+    for passage, vector in zip(passages, vectors, strict=True):
+        cursor = connection.execute(
+            "INSERT INTO passages(document, collection, section, start, stop, page, tokens) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (key, collection, passage.section, passage.start, passage.end, passage.page, passage.tokens),
+        )
+        ids.append(int(cursor.lastrowid or 0))
+        connection.execute(
+            "INSERT INTO embeddings(passage, vector) VALUES (?, ?)", (ids[-1], vector.astype("<f4").tobytes())
+        )
+    lexical.add(connection, collection, zip(ids, prepared, strict=True))
+    return ids
+
+
+def content_in_use(connection: sqlite3.Connection, content_hash: str) -> bool:
+    """True while any document or job needs the stored file."""
+    return (
+        connection.execute(
+            "SELECT 1 FROM documents WHERE content_hash = ? "
+            "UNION ALL SELECT 1 FROM jobs WHERE content_hash = ? LIMIT 1",
+            (content_hash, content_hash),
+        ).fetchone()
+        is not None
+    )
+
+
+def contents(connection: sqlite3.Connection) -> set[str]:
+    """The content hashes of all files that must be stored."""
+    rows = connection.execute(
+        "SELECT content_hash FROM documents WHERE content_hash IS NOT NULL "
+        "UNION SELECT content_hash FROM jobs"
+    )
+    return {row[0] for row in rows}
+
+
+def meta(connection: sqlite3.Connection, key: str) -> str | None:
+    row = connection.execute("SELECT value FROM rag_meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def set_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
+    connection.execute("INSERT OR REPLACE INTO rag_meta(key, value) VALUES (?, ?)", (key, value))
+
+
+def _info(row: sqlite3.Row) -> DocumentInfo:
+    job: str | None = row["job_status"]
+    ready = row["version"] > 0
+    status = cast(Status, "ready" if job is None or (job == "failed" and ready) else job)
+    return DocumentInfo(
+        id=row["id"],
+        collection_id=row["collection_id"],
+        name=row["name"],
+        title=row["title"] or row["name"],
+        status=status,
+        reason=row["reason"],
+        message=row["message"],
+        progress=1.0 if job is None else float(row["progress"]),
+        version=row["version"],
+        size=row["size"] if ready else (row["job_size"] or 0),
+        format=row["format"],
+        encoding=row["encoding"],
+        confidence=row["confidence"],
+        characters=row["characters"],
+        pages=row["pages"],
+        passages=row["passages"],
+        created_by=row["created_by"],
+        created=row["created"],
+        updated=row["updated"],
+    )

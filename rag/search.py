@@ -1,0 +1,234 @@
+"""Search over the collections that somebody may read, and the vector indexes that serve it.
+
+The filter comes first: collections that are not readable are neither opened nor counted. What the indexes
+return is looked up in SQLite before it is shown, so a deleted passage can't appear, whatever a cache holds.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from rag import lexical
+from rag.database import Database
+from rag.embed import Embedder, Vectors
+from rag.errors import InvalidQuery
+from rag.followup import resolve
+from rag.fuse import Fused, fuse
+from rag.types import Hit
+from rag.vectors import VectorIndex
+
+#: Candidates of each leg before fusion.
+DEPTH = 50
+#: Of a long question beginning and end are searched for: people paste a text and ask below it.
+_QUERY_END = 1_000
+
+
+class Searcher:
+    """Thread-safe. Vector indexes are built from SQLite when first asked; `changed` keeps them current."""
+
+    def __init__(self, database: Database, embedder: Embedder, *, query_characters: int = 200_000) -> None:
+        self._db = database
+        self._embedder = embedder
+        self._limit = query_characters
+        #: False while embeddings of another model are being replaced: then only words are searched.
+        self.dense = True
+        self._guard = threading.Lock()
+        self._locks: dict[int, threading.RLock] = {}
+        self._indexes: dict[int, VectorIndex] = {}
+
+    def search(
+        self,
+        query: str,
+        readable: Collection[str],
+        k: int = 5,
+        *,
+        history: Sequence[str] = (),
+        legs: Collection[str] = ("dense", "lexical"),
+    ) -> list[Hit]:
+        """The `k` best passages, best first.
+
+        readable    ids of the collections that may be searched; unknown ids are ignored
+        history     the conversation's earlier questions, oldest first, for questions like "and on Sundays?"
+        legs        which searches to fuse
+
+        Raises `InvalidQuery` for a question that is empty or longer than the limit.
+        """
+        query = query.strip()
+        if not query:
+            raise InvalidQuery("The question is empty.")
+        if len(query) > self._limit:
+            raise InvalidQuery(
+                f"The question has {len(query):,} characters; at most {self._limit:,} are searched for."
+            )
+        keys = self._keys(readable)
+        if not keys or k < 1:
+            return []
+        depth = max(DEPTH, 4 * k)
+        ranked: dict[str, list[int]] = {}
+        cosines: dict[int, float] = {}
+        scores: dict[int, float] = {}
+        weights: dict[str, float] = {}
+        variants = resolve(_shorten(query), history)
+        vectors = (
+            self._embedder.embed([v.text for v in variants], query=True)
+            if "dense" in legs and self.dense
+            else None
+        )
+        for index, variant in enumerate(variants):
+            suffix = "" if index == 0 else "_with_history"
+            if vectors is not None:
+                found = self._dense(keys, vectors[index], depth)
+                ranked["dense" + suffix] = [id for id, _ in found]
+                weights["dense" + suffix] = variant.weight
+                for id, cosine in found:
+                    cosines[id] = max(cosine, cosines.get(id, -1.0))
+            if "lexical" in legs:
+                words = variant.text
+                found = self._db.read_sync(lambda c, w=words: lexical.search(c, keys, w, depth))  # type: ignore[misc]
+                ranked["lexical" + suffix] = [id for id, _ in found]
+                weights["lexical" + suffix] = variant.weight
+                for id, score in found:
+                    scores[id] = max(score, scores.get(id, 0.0))
+        fused = fuse(ranked, weights)
+        return self._db.read_sync(lambda c: _hits(c, keys, fused, k, cosines, scores))
+
+    def _dense(self, keys: Sequence[int], vector: Vectors, depth: int) -> list[tuple[int, float]]:
+        found = [item for key in keys for item in self.index(key).search(vector, depth)]
+        found.sort(key=lambda item: (-item[1], item[0]))
+        return found[:depth]
+
+    def index(self, collection: int) -> VectorIndex:
+        """The collection's vector index, built now if need be."""
+        index = self._indexes.get(collection)
+        if index is None:
+            with self.locked(collection):
+                index = self._indexes.get(collection)
+                if index is None:
+                    index = self._build(collection)
+                    self._indexes[collection] = index
+        return index
+
+    @contextmanager
+    def locked(self, collection: int) -> Iterator[None]:
+        """Hold while a change of this collection is committed *and* told to its index, so that an index
+        that is being built sees all of the change or is told of it, never half. Searches don't wait."""
+        with self._guard:
+            lock = self._locks.setdefault(collection, threading.RLock())
+        with lock:
+            yield
+
+    def changed(
+        self,
+        collection: int,
+        removed: Sequence[int],
+        added: Sequence[int] = (),
+        vectors: Vectors | None = None,
+    ) -> None:
+        """Tell the index of a committed change. If that fails it is dropped, and rebuilt when next asked."""
+        index = self._indexes.get(collection)
+        if index is None:
+            return
+        try:
+            index.remove(removed)
+            if vectors is not None:
+                index.add(added, vectors)
+        except Exception:
+            self.forget(collection)
+            raise
+
+    def forget(self, collection: int | None = None) -> None:
+        """Drop one cached index, or all."""
+        for key in [collection] if collection is not None else list(self._indexes):
+            self._indexes.pop(key, None)
+
+    def _build(self, collection: int) -> VectorIndex:
+        def read(connection: sqlite3.Connection) -> tuple[list[int], bytes]:
+            ids: list[int] = []
+            blobs: list[bytes] = []
+            for row in connection.execute(
+                "SELECT p.id, e.vector FROM passages p JOIN embeddings e ON e.passage = p.id "
+                "WHERE p.collection = ? ORDER BY p.id",
+                (collection,),
+            ):
+                ids.append(row[0])
+                blobs.append(row[1])
+            return ids, b"".join(blobs)
+
+        ids, blob = self._db.read_sync(read)
+        dimension = self._embedder.dimension
+        matrix = np.frombuffer(blob, dtype="<f4").astype(np.float32).reshape(-1, dimension)
+        return VectorIndex.build(dimension, ids, matrix)
+
+    def _keys(self, readable: Collection[str]) -> list[int]:
+        wanted = sorted(set(readable))
+
+        def read(connection: sqlite3.Connection) -> list[int]:
+            found: list[int] = []
+            for first in range(0, len(wanted), 500):
+                part = wanted[first : first + 500]
+                marks = ",".join("?" * len(part))
+                found += [
+                    row[0]
+                    for row in connection.execute(f"SELECT key FROM collections WHERE id IN ({marks})", part)
+                ]
+            return found
+
+        return self._db.read_sync(read)
+
+
+def _hits(
+    connection: sqlite3.Connection,
+    keys: Sequence[int],
+    fused: Sequence[Fused],
+    k: int,
+    cosines: dict[int, float],
+    scores: dict[int, float],
+) -> list[Hit]:
+    hits: list[Hit] = []
+    allowed = set(keys)
+    for candidate in fused:
+        row = connection.execute(
+            "SELECT p.*, d.id AS document_id, d.version, d.name, d.title, c.id AS collection_id, "
+            "s.title AS section_title, substr(t.text, p.start + 1, p.stop - p.start) AS text "
+            "FROM passages p JOIN documents d ON d.key = p.document "
+            "JOIN collections c ON c.key = p.collection "
+            "JOIN texts t ON t.document = p.document "
+            "JOIN sections s ON s.document = p.document AND s.ordinal = p.section WHERE p.id = ?",
+            (candidate.id,),
+        ).fetchone()
+        if row is None or row["collection"] not in allowed:
+            continue
+        hits.append(
+            Hit(
+                passage_id=candidate.id,
+                document_id=row["document_id"],
+                version=row["version"],
+                collection_id=row["collection_id"],
+                name=row["name"],
+                title=row["title"],
+                section=row["section"],
+                section_title=row["section_title"],
+                start=row["start"],
+                end=row["stop"],
+                text=row["text"],
+                page=row["page"],
+                score=candidate.score,
+                ranks=dict(candidate.ranks),
+                cosine=cosines.get(candidate.id),
+                bm25=scores.get(candidate.id),
+            )
+        )
+        if len(hits) == k:
+            break
+    return hits
+
+
+def _shorten(query: str) -> str:
+    if len(query) <= 2 * _QUERY_END:
+        return query
+    return f"{query[:_QUERY_END]}\n{query[-_QUERY_END:]}"
