@@ -112,8 +112,8 @@ def check(
         worst = int(difference.abs().amax(dim=1).argmax())
         raise ModelRefused(
             f"{model.name}: logits over pages differ from the model's own by {report.rms_error:.1e} of their "
-            f"size (worst logit {report.peak_error:.1e}, at position {positions[worst][1]}); at most "
-            f"{tolerance.rms:.0e} and {tolerance.peak:.0e} are allowed ({report.decoder} on {report.backend})."
+            f"size (worst logit {report.peak_error:.1e}, at position {positions[worst][1]}); "
+            f"{tolerance.rms:.0e} and {tolerance.peak:.0e} are allowed ({report.decoder}, {report.backend})."
         )
     return report
 
