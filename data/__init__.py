@@ -68,7 +68,8 @@ class GoldSpan:
 class Question:
     """One evaluation question.
 
-    `answers[0]` stands literally in every gold span (ignoring case); the others are acceptable variants.
+    `answers[0]` stands literally in the first gold span (ignoring case), and every gold span holds one of the
+    answers; a fact that stands in several documents has several spans, any of which is a right source.
     Unanswerable questions have neither answers nor gold spans.
     """
 
@@ -82,11 +83,11 @@ class Question:
 
 
 _SUGGESTED = (
-    "How heavy is a Petrel 150 buoy?",
-    "Why did the Guillemot strike the linkspan at Saltery in 2019?",
+    "How long does the crossing from Ardmoor to Pellan take?",
     "At what wind speed are sailings to Millhaven cancelled?",
-    "Who founded the Cooperative, and when?",
-    "What goes into Constance soup?",
+    "What made buoy V-17 break from its mooring?",
+    "Who built the first buoy, called the Barrel?",
+    "What is the secret of Constance soup?",
     "How many votes does a member with ten shares have?",
 )
 
@@ -158,5 +159,5 @@ def _parse_question(line: str, number: int) -> Question:
 
 
 def suggested_questions() -> list[str]:
-    """Six questions the documents answer, for an empty chat page."""
+    """Six questions of the dev half that the documents answer, for an empty chat page."""
     return list(_SUGGESTED)
