@@ -92,7 +92,7 @@ class Library:
         courtesy: Courtesy | None = None,
         threads: int = 2,
     ) -> Library:
-        """Own the folder, open its database (and further schemas) and the library; end with `close(all=True)`.
+        """Own the folder, open its database (and further schemas) and library; end with `close(all=True)`.
 
         Raises `DataDirUnwritable`, `DataDirLocked`, `DatabaseError`.
         """

@@ -1,0 +1,259 @@
+"""Which passage each sentence of an answer rests on, decided afterwards by the server, from the exact text
+that stood in the prompt.
+
+*verified*     every number, name and date of the sentence stands literally in the passage, most of its other
+               words do too, and both affirm or both deny
+*similar*      the words are largely the passage's, but something is not literally there
+*unsupported*  neither
+
+The rule is literal on purpose: it can be explained, and a wrong number is never "verified" for sounding right.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rag.terms import STOP_WORDS, terms
+
+Verdict = Literal["verified", "similar", "unsupported"]
+_VERIFIED_COVERAGE = 0.5
+_SIMILAR_COVERAGE = 0.4
+
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?…])[\"'”’)\]]*(?:\s+|\Z)|(?<=[。！？｡])[」』”’）]*\s*|\n\s*\n\s*|\n(?=\s*(?:[-*•]|\d+[.)])\s)"
+)
+# "Dr. Quill", "approx. 5", "J. Dow", "No. 4": a full stop that ends no sentence.
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|\b[A-Z])\.$", re.I
+)
+_NUMBER = re.compile(
+    r"(?<![\w.,])[-+−]?\d+(?:[.,:]\d+)*(?![\w])|(?<!\w)\d+(?:[.,:]\d+)*(?=[A-Za-z%°€$£])|\w*\d[\w-]*"
+)
+_NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’-]*")
+_MONTHS = frozenset(
+    [
+        "january",
+        "february",
+        "march",
+        "april",
+        "may",
+        "june",
+        "july",
+        "august",
+        "september",
+        "october",
+        "november",
+    ]
+    + ["december", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+)
+_NEGATION = re.compile(
+    r"\b(?:not|no|never|none|neither|nor|without|cannot|nobody|nothing)\b|n['’]t\b|不|没|沒|未|ない|ません|않|없|아니",
+    re.I,
+)
+_NUMBER_WORDS = {
+    word: str(value)
+    for value, word in enumerate(
+        [
+            "zero",
+            "one",
+            "two",
+            "three",
+            "four",
+            "five",
+            "six",
+            "seven",
+            "eight",
+            "nine",
+            "ten",
+            "eleven",
+            "twelve",
+        ]
+    )
+}
+
+
+class Citable(Protocol):
+    """A passage as it was sent to the model; `rag.types.Hit` is one."""
+
+    @property
+    def passage_id(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """One sentence `answer[start:end]` and what it rests on.
+
+    source              index into the passages, None for "unsupported"
+    source_start, _end  the best sentence of that passage, offsets into the passage's text
+    missing             facts of the sentence that do not stand in the passage
+    """
+
+    start: int
+    end: int
+    verdict: Verdict
+    source: int | None
+    source_start: int = 0
+    source_end: int = 0
+    coverage: float = 0.0
+    missing: tuple[str, ...] = ()
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Ranges of the sentences and list items of a text, without the white space around them."""
+    cuts = [0]
+    for match in _SENTENCE_END.finditer(text):
+        if (
+            not _ABBREVIATION.search(text[cuts[-1] : match.start()].rstrip("\"'”’)]"))
+            or "\n" in match.group()
+        ):
+            cuts.append(match.end())
+    found: list[tuple[int, int]] = []
+    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
+        part = text[start:end]
+        if part.strip():
+            lead = len(part) - len(part.lstrip())
+            found.append((start + lead, start + lead + len(part.strip())))
+    return found
+
+
+def facts(sentence: str) -> list[str]:
+    """The numbers, dates and names of a sentence, each as it is written.
+
+    A word counts as a name if it is capitalised and does not merely begin the sentence; codes like "V-17"
+    count as numbers. Number words up to twelve are facts too, wherever they stand.
+    """
+    found: list[str] = [m.group() for m in _NUMBER.finditer(sentence)]
+    taken = {m.start() for m in _NUMBER.finditer(sentence)}
+    first = re.search(r"\w", sentence)
+    for match in _NAME.finditer(sentence):
+        word = match.group()
+        bare = re.sub(r"['’]s$", "", word)
+        begins = first is not None and match.start() == first.start()
+        if match.start() in taken or bare.lower() in STOP_WORDS or len(bare) < 2 and begins:
+            continue
+        # The first word of a sentence is capitalised anyway; it is a name if what follows is one as well.
+        if (
+            begins
+            and not re.match(r"[\w'’-]+\s+[A-ZÀ-ÖØ-Þ]", sentence[match.start() :])
+            and not _internal_capital(bare)
+        ):
+            if bare.lower() in _MONTHS:
+                found.append(bare)
+            continue
+        found.append(bare)
+    found += [
+        w
+        for w in re.findall(r"\b[a-z]+\b", sentence.lower())
+        if w in _NUMBER_WORDS and w not in ("one", "zero")
+    ]
+    return list(dict.fromkeys(found))
+
+
+def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
+    """One attribution for each sentence of the answer, in order. Deterministic; ties go to the earlier passage."""
+    prepared = [_Prepared(p.text) for p in passages]
+    weights = _weights(prepared)
+    return [_best(answer, span, prepared, weights) for span in sentences(answer)]
+
+
+def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
+    """While an answer is being written: what its last sentence seems to rest on so far; None for nothing yet."""
+    spans = sentences(text)
+    if not spans or not passages:
+        return None
+    prepared = [_Prepared(p.text) for p in passages]
+    found = _best(text, spans[-1], prepared, _weights(prepared))
+    return found if found.source is not None else None
+
+
+class _Prepared:
+    """A passage with what every comparison needs of it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.normal = _normal(text)
+        self.spans = sentences(text)
+        self.words = [Counter(_words(text[a:b])) for a, b in self.spans]
+        self.all = set().union(*self.words) if self.words else set()
+
+
+def _best(
+    answer: str, span: tuple[int, int], passages: Sequence[_Prepared], weights: dict[str, float]
+) -> Attribution:
+    sentence = answer[span[0] : span[1]]
+    words = set(_words(sentence))
+    claims = facts(sentence)
+    total = sum(weights.get(w, 1.0) for w in words) or 1.0
+    best: tuple[tuple[int, float, float], Attribution] | None = None
+    for index, passage in enumerate(passages):
+        coverage = sum(weights.get(w, 1.0) for w in words & passage.all) / total if words else 0.0
+        missing = tuple(c for c in claims if not _stands_in(c, passage))
+        place = max(
+            range(len(passage.spans)),
+            key=lambda i: (sum(weights.get(w, 1.0) for w in words & passage.words[i].keys()), -i),  # noqa: B023
+            default=None,
+        )
+        if place is None:
+            continue
+        start, end = passage.spans[place]
+        denies = bool(_NEGATION.search(sentence)) != bool(_NEGATION.search(passage.text[start:end]))
+        verdict: Verdict = "unsupported"
+        if not missing and coverage >= _VERIFIED_COVERAGE and not denies and (claims or coverage >= 0.8):
+            verdict = "verified"
+        elif coverage >= _SIMILAR_COVERAGE:
+            verdict = "similar"
+        rank = ({"verified": 2, "similar": 1, "unsupported": 0}[verdict], coverage, -float(index))
+        found = Attribution(
+            span[0], span[1], verdict, index if verdict != "unsupported" else None,
+            start if verdict != "unsupported" else 0, end if verdict != "unsupported" else 0,
+            round(coverage, 4), missing,
+        )  # fmt: skip
+        if best is None or rank > best[0]:
+            best = (rank, found)
+    if best is None:
+        return Attribution(span[0], span[1], "unsupported", None, missing=tuple(claims))
+    return best[1]
+
+
+def _weights(passages: Sequence[_Prepared]) -> dict[str, float]:
+    """Rare words say more about where a sentence is from than common ones (idf over the passages' sentences)."""
+    counts: Counter[str] = Counter()
+    total = 0
+    for passage in passages:
+        for words in passage.words:
+            counts.update(words.keys())
+            total += 1
+    return {w: math.log(1.0 + (total + 1.0) / (n + 0.5)) / math.log(2.0 + total) for w, n in counts.items()}
+
+
+def _words(text: str) -> list[str]:
+    return [w for w in terms(text) if w not in STOP_WORDS]
+
+
+def _normal(text: str) -> str:
+    """For literal comparison: compatibility forms, dashes and quotes made equal, white space collapsed."""
+    text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("–", "-").replace("’", "'")
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    return re.sub(r"\s+", " ", text)
+
+
+def _stands_in(fact: str, passage: _Prepared) -> bool:
+    """Literally, as a whole word; names without regard to case, "three" also as "3"."""
+    wanted = _normal(fact)
+    pattern = rf"(?<![\w.]){re.escape(wanted)}(?!\w|[.,:]\d)"
+    if re.search(pattern, passage.normal, re.I):
+        return True
+    other = _NUMBER_WORDS.get(wanted.lower()) or next(
+        (w for w, d in _NUMBER_WORDS.items() if d == wanted), None
+    )
+    return (
+        other is not None and re.search(rf"(?<![\w.]){other}(?!\w|[.,:]\d)", passage.normal, re.I) is not None
+    )

@@ -1,0 +1,176 @@
+"""A model's chat template, taken apart once into the fixed pieces between its messages.
+
+Asking transformers to render each conversation anew gives no promise about tokens: text merges across a
+message's border, a clock or a "think" block may change what came before. So the template is rendered at
+load around sentinels, the pieces between them are tokenised once, and every prompt is put together from
+these pieces and separately tokenised texts. Two prompts that begin with the same messages then begin with
+the same ids, which is what sharing rests on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rag.errors import UnstableTemplate
+
+_SYSTEM, _USER, _ASSISTANT = (
+    "QXSYSTEMQX",
+    ("QXUSERAQX", "QXUSERBQX", "QXUSERCQX"),
+    ("QXREPLYAQX", "QXREPLYBQX"),
+)
+#: What templates ask for when they want the day's date. Any fixed day does; a clock must not be in a prompt.
+_FIXED_DATE = "01 Jan 2025"
+_MARKER = re.compile(r"[<\[(|{].*[>\])|}]", re.S)
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that is used here."""
+
+    all_special_ids: Any
+    added_tokens_decoder: Any
+    apply_chat_template: Callable[..., Any]
+    encode: Callable[..., Any]
+
+
+class LiteralEncoder:
+    """Text to ids such that no text, whatever it holds, becomes a control token.
+
+    `split_special_tokens=True` does that for tokens that are marked special; markers that a tokenizer adds
+    without marking them ("<think>") are cut after their first character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        special = {int(id) for id in tokenizer.all_special_ids}
+        added = {int(id): str(token) for id, token in tokenizer.added_tokens_decoder.items()}
+        self._markers = {
+            id: text
+            for id, text in added.items()
+            if id in special or (len(text) > 2 and _MARKER.fullmatch(text))
+        }
+        self.control_ids = frozenset(special | self._markers.keys())
+
+    def __call__(self, text: str) -> tuple[int, ...]:
+        """Raises `UnstableTemplate` for a tokenizer that can't encode the text without control tokens."""
+        if not text:
+            return ()
+        ids = self._encode(text)
+        if self.control_ids.isdisjoint(ids):
+            return ids
+        strings = sorted((t for t in self._markers.values() if len(t) > 1), key=len, reverse=True)
+        pattern = re.compile("|".join(f"(?<={re.escape(s[0])})(?={re.escape(s[1:])})" for s in strings))
+        ids = tuple(id for part in pattern.split(text) if part for id in self._encode(part))
+        if not self.control_ids.isdisjoint(ids):
+            raise UnstableTemplate(
+                "This model's tokenizer turns plain text into control tokens; it can't be used."
+            )
+        return ids
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The ids of the fixed pieces. A prompt reads
+
+        opening  preamble  preamble_end  question  user_end  answer  answer_end  question  user_end …
+
+    where the preamble (instructions and documents) is the system message, or, for models without one, the
+    beginning of the first user message. An answer follows `user_end` directly.
+    """
+
+    opening: tuple[int, ...]
+    preamble_end: tuple[int, ...]
+    user_end: tuple[int, ...]
+    answer_end: tuple[int, ...]
+    has_system: bool
+
+    @classmethod
+    def probe(cls, tokenizer: Tokenizer) -> ChatTemplate:
+        """Take the tokenizer's template apart.
+
+        Raises `UnstableTemplate` where there is none, where it drops or changes a message, or where what
+        stands before a message depends on what comes after it.
+        """
+        try:
+            return cls._probe(tokenizer, system=True)
+        except UnstableTemplate:
+            return cls._probe(tokenizer, system=False)
+
+    @classmethod
+    def _probe(cls, tokenizer: Tokenizer, *, system: bool) -> ChatTemplate:
+        lead = [{"role": "system", "content": _SYSTEM}] if system else []
+        first = {"role": "user", "content": _USER[0]}
+
+        def turns(count: int) -> list[dict[str, str]]:
+            messages = [*lead, first]
+            for index in range(count):
+                messages.append({"role": "assistant", "content": _ASSISTANT[index]})
+                messages.append({"role": "user", "content": _USER[index + 1]})
+            return messages
+
+        heads = [_SYSTEM] if system else []
+        pieces: list[list[str]] = []
+        for count in range(3):
+            marks = [*heads, _USER[0]]
+            for index in range(count):
+                marks += [_ASSISTANT[index], _USER[index + 1]]
+            pieces.append(_between(_render(tokenizer, turns(count)), marks))
+        start = 1 if system else 0
+        opening, preamble_end = pieces[0][0], pieces[0][1] if system else "\n\n"
+        user_end = pieces[0][-1]
+        if any(p[: start + 1] != pieces[0][: start + 1] for p in pieces):
+            raise UnstableTemplate("The chat template changes what stands before the first question.")
+        if any(p[-1] != user_end for p in pieces):
+            raise UnstableTemplate("The chat template ends differently after longer conversations.")
+        # Between an answer and the next question; the answer's own head is `user_end`, as it was generated.
+        answer_ends = {pieces[1][start + 2], pieces[2][start + 2], pieces[2][start + 4]}
+        if len(answer_ends) != 1:
+            raise UnstableTemplate(
+                "The chat template separates an answer from the next question in several ways."
+            )
+        literal = LiteralEncoder(tokenizer)
+
+        def fixed(text: str) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+        return cls(
+            opening=fixed(opening),
+            preamble_end=fixed(preamble_end) if system else literal(preamble_end),
+            user_end=fixed(user_end),
+            answer_end=fixed(answer_ends.pop()),
+            has_system=system,
+        )
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+    try:
+        text = tokenizer.apply_chat_template(
+            list(messages),
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=False,
+            date_string=_FIXED_DATE,
+            strftime_now=lambda format: _FIXED_DATE,
+        )
+    except Exception as error:  # templates raise whatever their authors chose, for roles they don't know
+        raise UnstableTemplate(f"The model's chat template can't be used: {error}") from error
+    if not isinstance(text, str):
+        raise UnstableTemplate("The model's chat template gives no text.")
+    return text
+
+
+def _between(text: str, marks: Sequence[str]) -> list[str]:
+    """The pieces before, between and after the marks, each of which must occur once and in order."""
+    pieces: list[str] = []
+    position = 0
+    for mark in marks:
+        if text.count(mark) != 1 or (found := text.find(mark, position)) < 0:
+            raise UnstableTemplate("The chat template drops, repeats or reorders a message.")
+        pieces.append(text[position:found])
+        position = found + len(mark)
+    return [*pieces, text[position:]]
