@@ -6,7 +6,7 @@ that stood in the prompt.
 *similar*      the words are largely the passage's, but something is not literally there
 *unsupported*  neither
 
-The rule is literal on purpose: it can be explained, and a wrong number is never "verified" for sounding right.
+The rule is literal on purpose: it can be explained, and no wrong number is "verified" for sounding right.
 """
 
 from __future__ import annotations
@@ -36,22 +36,12 @@ _NUMBER = re.compile(
     r"(?<![\w.,])[-+−]?\d+(?:[.,:]\d+)*(?![\w])|(?<!\w)\d+(?:[.,:]\d+)*(?=[A-Za-z%°€$£])|\w*\d[\w-]*"
 )
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’-]*")
-_MONTHS = frozenset(
-    [
-        "january",
-        "february",
-        "march",
-        "april",
-        "may",
-        "june",
-        "july",
-        "august",
-        "september",
-        "october",
-        "november",
-    ]
-    + ["december", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
-)
+#: Words that merely begin a sentence. Any other capitalised word must stand in the passage.
+_OPENING_WORDS = """
+according additionally all also although answer based because both during each every first furthermore however
+instead many most no once only otherwise several since some therefore though thus under until usually while yes yet
+"""
+_OPENERS = frozenset(_OPENING_WORDS.split())
 _NEGATION = re.compile(
     r"\b(?:not|no|never|none|neither|nor|without|cannot|nobody|nothing)\b|n['’]t\b|不|没|沒|未|ない|ません|않|없|아니",
     re.I,
@@ -127,28 +117,14 @@ def sentences(text: str) -> list[tuple[int, int]]:
 def facts(sentence: str) -> list[str]:
     """The numbers, dates and names of a sentence, each as it is written.
 
-    A word counts as a name if it is capitalised and does not merely begin the sentence; codes like "V-17"
-    count as numbers. Number words up to twelve are facts too, wherever they stand.
+    Every capitalised word counts as a name, but for function words, so that none is missed; codes like
+    "V-17" count as numbers. Number words up to twelve are facts too.
     """
     found: list[str] = [m.group() for m in _NUMBER.finditer(sentence)]
-    taken = {m.start() for m in _NUMBER.finditer(sentence)}
-    first = re.search(r"\w", sentence)
     for match in _NAME.finditer(sentence):
-        word = match.group()
-        bare = re.sub(r"['’]s$", "", word)
-        begins = first is not None and match.start() == first.start()
-        if match.start() in taken or bare.lower() in STOP_WORDS or len(bare) < 2 and begins:
-            continue
-        # The first word of a sentence is capitalised anyway; it is a name if what follows is one as well.
-        if (
-            begins
-            and not re.match(r"[\w'’-]+\s+[A-ZÀ-ÖØ-Þ]", sentence[match.start() :])
-            and not _internal_capital(bare)
-        ):
-            if bare.lower() in _MONTHS:
-                found.append(bare)
-            continue
-        found.append(bare)
+        bare = re.sub(r"['’]s$", "", match.group())
+        if bare.lower() not in STOP_WORDS and bare.lower() not in _OPENERS:
+            found.append(bare)
     found += [
         w
         for w in re.findall(r"\b[a-z]+\b", sentence.lower())
@@ -158,14 +134,14 @@ def facts(sentence: str) -> list[str]:
 
 
 def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
-    """One attribution for each sentence of the answer, in order. Deterministic; ties go to the earlier passage."""
+    """One attribution for each sentence of the answer, in order. Ties go to the earlier passage."""
     prepared = [_Prepared(p.text) for p in passages]
     weights = _weights(prepared)
     return [_best(answer, span, prepared, weights) for span in sentences(answer)]
 
 
 def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
-    """While an answer is being written: what its last sentence seems to rest on so far; None for nothing yet."""
+    """While an answer is being written: what its last sentence seems to rest on; None for nothing yet."""
     spans = sentences(text)
     if not spans or not passages:
         return None
@@ -198,7 +174,7 @@ def _best(
         missing = tuple(c for c in claims if not _stands_in(c, passage))
         place = max(
             range(len(passage.spans)),
-            key=lambda i: (sum(weights.get(w, 1.0) for w in words & passage.words[i].keys()), -i),  # noqa: B023
+            key=lambda i: (sum(weights.get(w, 1.0) for w in words & passage.words[i].keys()), -i),
             default=None,
         )
         if place is None:
@@ -224,7 +200,7 @@ def _best(
 
 
 def _weights(passages: Sequence[_Prepared]) -> dict[str, float]:
-    """Rare words say more about where a sentence is from than common ones (idf over the passages' sentences)."""
+    """Rare words say more about where a sentence is from (idf over the passages' sentences)."""
     counts: Counter[str] = Counter()
     total = 0
     for passage in passages:

@@ -62,7 +62,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class PromptSegment:
-    """Consecutive ids of one scope. Origins: "instructions", "document", "template", "history", "question"."""
+    """Ids of one scope. Origins: "instructions", "document", "template", "history", "question"."""
 
     tokens: tuple[int, ...]
     scope_kind: Literal["public", "collection", "account"]
