@@ -1,0 +1,394 @@
+"""Attention over pages with Triton: serves GPUs of compute capability 8.0 and above.
+
+A layer is at most three launches: the own work of decodes (narrow tiles), shared segments with prefill
+chunks (wide tiles), and the merge where any token met more than one tile. The host never waits for the
+device; a step's integer arrays travel in one copy from pinned memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.api import BackendUnavailable, BlockCopy, KernelError, check_attend, check_copies
+from kernels.plan import GPU, AttentionPlan, CostModel, build_plan
+from kernels.triton_attention import attention_kernel, merge_kernel
+from kernels.triton_config import Launch, TileConfig, choose, head_parts
+from kernels.triton_plan import Capacity, Packed, TilePlan, layout, pack, tile_plan
+from kernels.triton_pool import copy_kernel, write_kernel
+
+LOG2E = 1.4426950408889634
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
+    """The one place that starts a kernel; an empty grid starts nothing."""
+    if all(grid):
+        kernel[grid](*arguments, **meta)
+
+
+def interpreted() -> bool:
+    """True where Triton runs its kernels in Python on the CPU (`TRITON_INTERPRET=1`, for tests)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def make_triton_backend(device: torch.device) -> TritonBackend:
+    """Raises `BackendUnavailable` where the device is no GPU of compute capability 8.0 or above."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            raise BackendUnavailable(
+                f"{torch.cuda.get_device_name(device)} has compute capability "
+                f"{capability[0]}.{capability[1]}; the Triton kernels need 8.0, use the backend torch"
+            )
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return TritonBackend(device, capability=capability, processors=processors)
+    if device.type == "cpu" and interpreted():
+        return TritonBackend(device, capability=(8, 0), processors=4)
+    raise BackendUnavailable(f"the Triton kernels need an NVIDIA GPU, not {device}")
+
+
+@dataclass(slots=True)
+class Step:
+    """A step's arrays on the device, for one sliding window and one shape of heads."""
+
+    tiles: TilePlan
+    where: Packed
+    arrays: Tensor
+
+
+@dataclass(slots=True)
+class _State:
+    steps: dict[tuple[int, ...], Step] = field(default_factory=dict)
+
+
+class _Upload:
+    """Host vectors in pinned memory, used in turn.
+
+    A vector is filled again only once its last copy has ended, which turns later it has: the wait is a
+    formality.
+    """
+
+    def __init__(self, device: torch.device, turns: int = 4) -> None:
+        self.device = device
+        self.pinned = device.type == "cuda"
+        self.vectors: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(turns)]
+        self.copied: list[Any] = [None] * turns
+        self.turn = 0
+
+    def begin(self, size: int) -> Tensor:
+        """A host vector of at least `size` elements."""
+        self.turn = (self.turn + 1) % len(self.vectors)
+        event = self.copied[self.turn]
+        if event is not None:
+            event.synchronize()
+        if self.vectors[self.turn].numel() < size:
+            capacity = 1 << max(12, size.bit_length())
+            self.vectors[self.turn] = torch.empty(capacity, dtype=torch.int32, pin_memory=self.pinned)
+        return self.vectors[self.turn][:size]
+
+    def send(self, host: Tensor, target: Tensor | None = None) -> Tensor:
+        """Copy to a new device vector, or into the static one of a captured graph."""
+        if target is None:
+            target = torch.empty(host.numel(), dtype=torch.int32, device=self.device)
+        target[: host.numel()].copy_(host, non_blocking=True)
+        if self.pinned:
+            self.copied[self.turn] = torch.cuda.current_stream(self.device).record_event()
+        return target
+
+
+class TritonBackend:
+    """See `kernels.api.AttentionBackend`."""
+
+    name = "triton"
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        capability: tuple[int, int],
+        processors: int,
+        cost: CostModel = GPU,
+    ) -> None:
+        self.device, self.capability, self.processors, self.cost = device, capability, processors, cost
+        self.upload = _Upload(device)
+        self._launches: dict[tuple[int, ...], Launch] = {}
+        self._pools: dict[tuple[int, ...], Tensor] = {}
+
+    def plan(
+        self,
+        *,
+        page_tables: Sequence[Sequence[int]],
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_size: int,
+        shared_pass: bool = True,
+    ) -> AttentionPlan:
+        """See `AttentionBackend.plan`. The device arrays follow at the first `attend`, or by `prepare`."""
+        plan = build_plan(
+            page_tables=page_tables,
+            query_lens=query_lens,
+            context_lens=context_lens,
+            block_size=block_size,
+            cost=self.cost,
+            shared_pass=shared_pass,
+        )
+        plan.state = _State()
+        return plan
+
+    def launch_config(self, *, head_dim: int, group: int, block_size: int, itemsize: int) -> Launch:
+        """The tile sizes this backend uses for a model, see `kernels.triton_config.choose`."""
+        key = (head_dim, group, block_size, itemsize)
+        if key not in self._launches:
+            self._launches[key] = choose(
+                head_dim=head_dim,
+                group=group,
+                block_size=block_size,
+                itemsize=itemsize,
+                capability=self.capability,
+            )
+        return self._launches[key]
+
+    def prepare(
+        self,
+        plan: AttentionPlan,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        itemsize: int,
+        window: int | None = None,
+        capacity: Capacity | None = None,
+        into: Tensor | None = None,
+    ) -> Step:
+        """Lay out the step's tiles and send them to the device, once for all layers with this window.
+
+        For a captured graph: give the bucket's `capacity` and the static vector `into`, before each replay.
+        Raises `kernels.plan.PlanError` where the step does not fit the capacity.
+        """
+        if not isinstance(plan.state, _State):
+            raise KernelError(f"the plan was not made by the backend {self.name}")
+        group = q_heads // kv_heads
+        config = self.launch_config(
+            head_dim=head_dim, group=group, block_size=plan.block_size, itemsize=itemsize
+        )
+        tiles = tile_plan(
+            plan,
+            window=window,
+            group=group,
+            kv_heads=kv_heads,
+            launch=config,
+            processors=self.processors,
+        )
+        where = layout(tiles, capacity)
+        host = self.upload.begin(where.size)
+        pack(tiles, where, host.numpy())
+        step = Step(tiles, where, self.upload.send(host, into))
+        plan.state.steps[(window or 0, q_heads, kv_heads, head_dim, itemsize)] = step
+        return step
+
+    def attend(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        group = check_attend(query, key_pool, value_pool, plan, sinks)
+        if not isinstance(plan.state, _State):
+            raise KernelError(f"the plan was not made by the backend {self.name}")
+        self._check_pools([key_pool, value_pool])
+        kv_heads, _, head_dim = key_pool.shape
+        itemsize = key_pool.element_size()
+        key = (sliding_window or 0, kv_heads * group, kv_heads, head_dim, itemsize)
+        step = plan.state.steps.get(key)
+        if step is None:
+            step = self.prepare(
+                plan,
+                q_heads=kv_heads * group,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                itemsize=itemsize,
+                window=sliding_window,
+            )
+        output = self._run(query, key_pool, value_pool, plan, step, scale, sliding_window, soft_cap, sinks)
+        token_bytes = 2 * kv_heads * head_dim * itemsize
+        tally = plan.tally
+        tally.layers += 1
+        tally.kv_bytes_logical += step.tiles.tokens_logical * token_bytes
+        tally.kv_bytes_read += step.tiles.tokens_read * token_bytes
+        tally.shared_passes += step.tiles.shared_passes
+        return output
+
+    def _run(
+        self,
+        query: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        plan: AttentionPlan,
+        step: Step,
+        scale: float,
+        window: int | None,
+        soft_cap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        kv_heads, slots, head_dim = key_pool.shape
+        q_heads = query.shape[1]
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        where, device = step.where, query.device
+        output = torch.empty(query.shape, dtype=query.dtype, device=device)
+        partial_out = torch.empty(
+            (max(1, where.partials), q_heads, head_dim), dtype=torch.float32, device=device
+        )
+        partial_lse = torch.empty((max(1, where.partials), q_heads), dtype=torch.float32, device=device)
+        first, second = head_parts(head_dim)
+        # See attention_kernel: which of the two carries log2(e).
+        multiplier, cap = (scale * LOG2E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2E)
+
+        def attention(config: TileConfig, tiles_at: int, tiles: int) -> None:
+            launch(
+                attention_kernel,
+                (tiles, kv_heads),
+                query,
+                key_pool,
+                value_pool,
+                output,
+                partial_out,
+                partial_lse,
+                sinks,
+                step.arrays,
+                tiles_at,
+                where.rows,
+                where.positions,
+                where.blocks,
+                slots,
+                query.stride(0),
+                query.stride(1),
+                multiplier,
+                cap,
+                KV_HEADS=kv_heads,
+                GROUP=q_heads // kv_heads,
+                HEAD_A=first,
+                HEAD_B=second,
+                BLOCK_SIZE=plan.block_size,
+                WINDOW=window or 0,
+                HAS_CAP=soft_cap is not None,
+                HAS_SINKS=sinks is not None,
+                BLOCK_M=config.block_m,
+                BLOCK_N=config.block_n,
+                PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+                num_warps=config.warps,
+                num_stages=config.stages,
+            )
+
+        attention(step.tiles.wide.config, where.wide, where.wide_tiles)
+        attention(step.tiles.narrow.config, where.narrow, where.narrow_tiles)
+        if where.partials:
+            launch(
+                merge_kernel,
+                (query.shape[0], q_heads),
+                output,
+                partial_out,
+                partial_lse,
+                sinks,
+                step.arrays,
+                where.merge_from,
+                where.merge_list,
+                Q_HEADS=q_heads,
+                HEAD_A=first,
+                HEAD_B=second,
+                HAS_SINKS=sinks is not None,
+                num_warps=1 if head_dim <= 128 else 2,
+            )
+        return output
+
+    def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
+        """See `AttentionBackend.write`. `slots` must be on the device: the host does not look at them."""
+        if key.shape != value.shape or key.shape[0] != slots.shape[0]:
+            raise KernelError(
+                f"K {tuple(key.shape)}, V {tuple(value.shape)} and {slots.shape[0]} slots are not one batch"
+            )
+        self._check_pools([key_pool, value_pool])
+        key = key if key.stride(2) == 1 else key.contiguous()
+        value = value if value.stride(2) == 1 else value.contiguous()
+        kv_heads, pool_slots, head_dim = key_pool.shape
+        launch(
+            write_kernel,
+            (key.shape[0], kv_heads),
+            key,
+            value,
+            key_pool,
+            value_pool,
+            slots,
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            pool_slots,
+            HEAD_DIM=head_dim,
+            LANES=_power_of_two(head_dim),
+            num_warps=1,
+        )
+
+    def copy_blocks(
+        self,
+        key_pools: list[Tensor],
+        value_pools: list[Tensor],
+        copies: Sequence[BlockCopy],
+        block_size: int,
+    ) -> None:
+        """See `AttentionBackend.copy_blocks`: one launch for all layers."""
+        check_copies(copies, block_size)
+        if not copies:
+            return
+        pools = [*key_pools, *value_pools]
+        self._check_pools(pools)
+        addresses = tuple(pool.data_ptr() for pool in pools)
+        table = self._pools.get(addresses)
+        if table is None:  # once in a pool's life
+            table = torch.tensor(addresses, dtype=torch.int64, device=self.device)
+            self._pools = {addresses: table}
+        host = self.upload.begin(3 * len(copies))
+        host.numpy()[:] = np.asarray(copies, dtype=np.int32).reshape(-1)
+        kv_heads, slots, head_dim = pools[0].shape
+        lanes = _power_of_two(block_size * head_dim)
+        launch(
+            copy_kernel,
+            (len(copies), len(pools), kv_heads),
+            table,
+            pools[0],
+            self.upload.send(host),
+            slots,
+            HEAD_DIM=head_dim,
+            BLOCK_SIZE=block_size,
+            LANES=lanes,
+            num_warps=4 if lanes >= 1024 else 1,
+        )
+
+    @staticmethod
+    def _check_pools(pools: list[Tensor]) -> None:
+        first = pools[0]
+        for pool in pools:
+            if pool.dtype not in DTYPES:
+                raise KernelError(f"the Triton kernels know no {pool.dtype}; they know {DTYPES}")
+            if pool.shape != first.shape or pool.dtype != first.dtype or not pool.is_contiguous():
+                raise KernelError(f"a pool of {tuple(pool.shape)} does not match one of {tuple(first.shape)}")
+            if pool.data_ptr() % 16:
+                raise KernelError("a KV pool does not start at a multiple of 16 bytes")
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

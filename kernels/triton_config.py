@@ -1,0 +1,118 @@
+"""Which tile sizes the Triton kernels run with: a pure function of the model's shape and the chip.
+
+Nothing here depends on the batch, except that a step chooses between two compiled wide tiles. So the
+whole set of kernels that serving can need is known at load, and warm-up compiles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.api import KernelError
+
+#: Bytes of shared memory that one program may use (CUDA programming guide, table "Technical specifications
+#: per compute capability": maximum per thread block).
+SHARED_LIMIT = {
+    (8, 0): 163 * 1024,
+    (8, 6): 99 * 1024,
+    (8, 7): 163 * 1024,
+    (8, 9): 99 * 1024,
+    (9, 0): 227 * 1024,
+    (10, 0): 227 * 1024,
+    (10, 3): 227 * 1024,
+    (12, 0): 99 * 1024,
+    (12, 1): 99 * 1024,
+}
+#: The smallest of them, for chips that are not listed.
+SHARED_FALLBACK = 99 * 1024
+HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_SIZES = (16, 32)
+MAX_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """One compiled attention kernel.
+
+    block_m   stacked query rows (tokens x heads of a group) of a tile; tensor cores want at least 16
+    block_n   keys of one turn of the loop
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+    def tokens(self, group: int) -> int:
+        """Query tokens that fit one tile."""
+        return self.block_m // group
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The kernels of one model on one chip.
+
+    narrow  own work of decodes: one token's group of heads
+    wide    shared segments and prefill chunks
+    tall    the same where a segment has rows enough for twice the tile
+    """
+
+    narrow: TileConfig
+    wide: TileConfig
+    tall: TileConfig
+
+
+def head_parts(head_dim: int) -> tuple[int, int]:
+    """A head's dimension as one or two powers of two (80 = 64 + 16), so that no lane computes padding."""
+    if head_dim not in HEAD_DIMS:
+        raise KernelError(f"head dimension {head_dim} has no Triton kernel; there are {HEAD_DIMS}")
+    first = 1 << (head_dim.bit_length() - 1)
+    return first, head_dim - first
+
+
+def shared_bytes(config: TileConfig, head_dim: int, itemsize: int) -> int:
+    """Estimate of a program's shared memory: the pipeline's K and V tiles and the query tile.
+
+    An upper estimate for planning; `kernels.aot` measures the compiled kernels.
+    """
+    tile = config.block_n * head_dim * itemsize
+    return 2 * tile * max(1, config.stages - 1) + config.block_m * head_dim * itemsize
+
+
+def choose(
+    *, head_dim: int, group: int, block_size: int, itemsize: int, capability: tuple[int, int]
+) -> Launch:
+    """The launcher's configuration.
+
+    Decode reads each key once, so its tile only has to keep loads in flight: few rows, many keys, deep
+    pipeline. Wide tiles take 64 rows: at up to 64 rows the products still take less time than the bytes on
+    every chip listed (balance 100 to 300 operations a byte; a key used by 64 rows gives 64), so a half-empty
+    wide tile costs nothing. The pipeline is as deep as shared memory allows for two programs a
+    multiprocessor, at most four stages.
+
+    Raises `KernelError` for shapes that no kernel was written for.
+    """
+    if not 1 <= group <= MAX_GROUP:
+        raise KernelError(f"a group of {group} query heads has no Triton kernel; at most {MAX_GROUP}")
+    if block_size not in BLOCK_SIZES:
+        raise KernelError(f"block size {block_size} has no Triton kernel; there are {BLOCK_SIZES}")
+    if capability < (8, 0):
+        raise KernelError(f"compute capability {capability[0]}.{capability[1]} is below 8.0")
+    head_parts(head_dim)
+    limit = SHARED_LIMIT.get(capability, SHARED_FALLBACK)
+
+    def fit(block_m: int, block_n: int, warps: int, deepest: int) -> TileConfig:
+        while block_n > 16:
+            for stages in range(deepest, 1, -1):
+                config = TileConfig(block_m, block_n, warps, stages)
+                if shared_bytes(config, head_dim, itemsize) * 2 <= limit:
+                    return config
+            block_n //= 2
+        return TileConfig(block_m, block_n, warps, 2)
+
+    wide_keys = 64 if head_dim <= 128 else 32
+    return Launch(
+        narrow=fit(16, 64, 4, 4),
+        wide=fit(64, wide_keys, 4, 3),
+        tall=fit(128, wide_keys, 8, 3),
+    )
