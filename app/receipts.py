@@ -70,3 +70,11 @@ def table(r: dict[str, Any]) -> str:
     if r["waited_for_prefill"]:
         rows.append(("Shared prefill", "waited for another reader who was already reading this document"))
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
+
+
+def copied(r: dict[str, Any]) -> str:
+    """What divergence cost, in words."""
+    if not r["blocks_copied"]:
+        return "no block had to be copied"
+    noun = "block was" if r["blocks_copied"] == 1 else "blocks were"
+    return f"{r['blocks_copied']:,} {noun} copied where the texts part ({size(r['bytes_copied'])})"

@@ -25,6 +25,7 @@ from rag.database import Database, Migration
 T = TypeVar("T")
 Role = Literal["user", "assistant"]
 Status = Literal["complete", "stopped", "failed"]
+Zone = Literal["", "front", "appended"]
 #: Reader of a grant that stands for everybody who can open this server.
 EVERYBODY = "*"
 
@@ -48,7 +49,7 @@ CREATE INDEX app_messages_conversation ON app_messages (conversation_id, created
 CREATE TABLE app_references (
   message_id TEXT NOT NULL REFERENCES app_messages (id) ON DELETE CASCADE, number INTEGER NOT NULL,
   document_id TEXT NOT NULL, version INTEGER NOT NULL, collection_id TEXT NOT NULL, passage_id INTEGER,
-  start INTEGER NOT NULL, stop INTEGER NOT NULL, in_prompt INTEGER NOT NULL, verdict TEXT,
+  start INTEGER NOT NULL, stop INTEGER NOT NULL, zone TEXT NOT NULL, verdict TEXT,
   PRIMARY KEY (message_id, number)
 ) WITHOUT ROWID;
 CREATE INDEX app_references_document ON app_references (document_id);
@@ -60,8 +61,12 @@ MIGRATIONS: tuple[Migration, ...] = (Migration("app", 1, _SCHEMA),)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A span of one version of a document. `in_prompt`: the model was given it; `verdict`: how well the
-    answer is supported by it ("verified", "similar"), None where the answer does not lean on it."""
+    """A span of one version of a document.
+
+    `zone` says where the model was given it: "front" (shared, before the history), "appended" (private,
+    before the question); "" marks a passage that is shown as a source. `verdict` is `rag.cite`'s word for how
+    the answer leans on it.
+    """
 
     number: int
     document_id: str
@@ -70,7 +75,7 @@ class Reference:
     start: int
     stop: int
     passage_id: int | None = None
-    in_prompt: bool = False
+    zone: Zone = ""
     verdict: str | None = None
 
 
@@ -236,7 +241,7 @@ class Store:
                         r.passage_id,
                         r.start,
                         r.stop,
-                        int(r.in_prompt),
+                        r.zone,
                         r.verdict,
                     )
                     for r in references
@@ -319,11 +324,11 @@ def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[
 def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:
     id, parent_id, role, text, tokens, model, status, created, receipt = row
     sql = (
-        "SELECT number, document_id, version, collection_id, start, stop, passage_id, in_prompt, verdict "
+        "SELECT number, document_id, version, collection_id, start, stop, passage_id, zone, verdict "
         "FROM app_references WHERE message_id = ? ORDER BY number"
     )
     references = tuple(
-        Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], bool(r[7]), r[8]) for r in c.execute(sql, (id,))
+        Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8]) for r in c.execute(sql, (id,))
     )
     ids: tuple[int, ...] | None = None
     if tokens is not None:

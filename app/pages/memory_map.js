@@ -1,11 +1,12 @@
 // The memory panel: polls server.memory(conversation) and draws the real pool. Runs as the `js_on_load` of
 // one gr.HTML whose template never changes; data reaches the page through canvas and textContent only.
-// `element`, `props`, `server` and `watch` are given by Gradio.
+// `element`, `props`, `server`, `trigger` and `watch` are given by Gradio.
 
 const $ = (name) => element.querySelector(`[data-cr="${name}"]`);
 const canvas = $("map");
 const MINUS = "–";
-let view = "running";
+let view = "open";
+let announced = false;
 let feed = null;
 let delay = 1000;
 let timer = 0;
@@ -102,6 +103,10 @@ function show() {
   text("warming", engine.detail);
   $("body").hidden = !ready;
   if (!ready) return;
+  if (!announced) {
+    announced = true;
+    trigger("ready"); // the page fills its lists now
+  }
   bars("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
   bars("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
   text("mine-saved", mine ? bytes(mine.saved_bytes) : MINUS);
@@ -110,7 +115,7 @@ function show() {
   const none = view === "running" ? "Nothing is being written for this conversation right now."
     : "This conversation has nothing in memory yet: ask a question.";
   text("mine-note", mine ? `${number(mine.blocks)} blocks, ${number(mine.shared_blocks)} of them shared with others` : none);
-  const skipped = since.prefill_tokens_queried ? since.prefill_tokens_skipped / since.prefill_tokens_queried : 0;
+  const skipped = since.prompt_tokens ? since.prefill_tokens_skipped / since.prompt_tokens : 0;
   text("since-skipped", `${number(since.prefill_tokens_skipped)} (${Math.round(100 * skipped)}%)`);
   text("since-peak", bytes(since.peak_saved_bytes));
   text("since-copied", number(since.blocks_copied));

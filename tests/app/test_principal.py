@@ -69,8 +69,11 @@ def test_other_cookies_of_the_host_do_not_hide_ours() -> None:
 def test_cookie_attributes_follow_the_scheme() -> None:
     plain = signer().set_cookie("v", https=False)
     secure = signer().set_cookie("v", https=True)
-    assert "HttpOnly" in plain and "SameSite=Lax" in plain and "Secure" not in plain
-    assert "HttpOnly" in secure and "SameSite=None; Secure; Partitioned" in secure
+    assert "HttpOnly" in plain
+    assert "SameSite=Lax" in plain
+    assert "Secure" not in plain
+    assert "HttpOnly" in secure
+    assert "SameSite=None; Secure; Partitioned" in secure
 
 
 def test_two_servers_on_one_host_use_different_cookie_names() -> None:
@@ -107,7 +110,10 @@ def test_https_behind_a_proxy_is_noticed() -> None:
 
 def test_keys_are_principals_of_their_own() -> None:
     a, b = key_principal("key-a", ["key-a", "key-b"]), key_principal("key-b", ["key-a", "key-b"])
-    assert isinstance(a, Principal) and isinstance(b, Principal)
-    assert a.kind == "api_key" and a.id != b.id and "key-a" not in a.id
+    assert isinstance(a, Principal)
+    assert isinstance(b, Principal)
+    assert a.kind == "api_key"
+    assert a.id != b.id
+    assert "key-a" not in a.id
     assert key_principal("key-c", ["key-a", "key-b"]) is None
     assert key_principal("", []) is None

@@ -62,7 +62,9 @@ def test_answers_never_yield_links_images_or_raw_html(text: str) -> None:
 
 def test_an_answers_own_formatting_survives() -> None:
     out = rendered(answer("**Bold** and\n\n- one\n- two\n\n```\nif a < b: pass\n```\n"))
-    assert "<strong>Bold</strong>" in out and out.count("<li>") == 2 and "if a &lt; b: pass" in out
+    assert "<strong>Bold</strong>" in out
+    assert out.count("<li>") == 2
+    assert "if a &lt; b: pass" in out
 
 
 def test_one_line_is_one_short_line() -> None:

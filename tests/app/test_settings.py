@@ -22,9 +22,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults_are_loopback_at_home_and_open_on_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_settings().host == "127.0.0.1" and load_settings().loopback
+    assert load_settings().host == "127.0.0.1"
+    assert load_settings().loopback
     monkeypatch.setenv("SPACE_ID", "someone/coread")
-    assert load_settings().host == "0.0.0.0" and not load_settings().loopback
+    assert load_settings().host == "0.0.0.0"
+    assert not load_settings().loopback
     monkeypatch.setenv("COREAD_HOST", "127.0.0.1")
     assert load_settings().loopback
 
@@ -63,7 +65,9 @@ def test_a_bad_value_is_one_sentence_with_its_name(
     with pytest.raises(SettingsError) as caught:
         load_settings()
     message = str(caught.value)
-    assert f"COREAD_{name}" in message and "\n" not in message and len(message) < 400
+    assert f"COREAD_{name}" in message
+    assert "\n" not in message
+    assert len(message) < 400
 
 
 def test_a_bad_key_list_does_not_print_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,13 +98,16 @@ def test_without_a_usable_home_a_temporary_folder_serves_with_a_warning(
     monkeypatch.setenv("HOME", home)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     chosen = resolve_data_dir(None)
-    assert chosen.parent == tmp_path and chosen.is_dir()
-    assert "COREAD_DATA_DIR" in caplog.text and "lost" in caplog.text
+    assert chosen.parent == tmp_path
+    assert chosen.is_dir()
+    assert "COREAD_DATA_DIR" in caplog.text
+    assert "lost" in caplog.text
 
 
 def test_secrets_are_stable_private_and_checked(tmp_path: Path) -> None:
     first = read_or_create_secret(tmp_path, "cookie.key")
-    assert read_or_create_secret(tmp_path, "cookie.key") == first and len(first) == 32
+    assert read_or_create_secret(tmp_path, "cookie.key") == first
+    assert len(first) == 32
     assert (tmp_path / "cookie.key").stat().st_mode & 0o077 == 0
     (tmp_path / "cookie.key").write_bytes(b"short")
     with pytest.raises(DataDirUnusable, match="damaged"):

@@ -14,7 +14,7 @@ from rag.database import Database
 
 ANN, BOB = Principal("anonymous", "b-ann"), Principal("anonymous", "b-bob")
 KEY = Principal("api_key", "k-1")
-REFERENCE = Reference(1, "doc", 3, "sample", 10, 25, passage_id=7, in_prompt=True, verdict="verified")
+REFERENCE = Reference(1, "doc", 3, "sample", 10, 25, passage_id=7, zone="front", verdict="verified")
 
 
 @pytest.fixture

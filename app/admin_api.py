@@ -1,0 +1,77 @@
+"""The door for Coread's own commands: `coread ingest`, `ask` and `search` beside a running server.
+
+Open to callers that hold the token from the data directory; they act as the machine's owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from app.access import require_owner
+from app.commands import ask, ingest_bytes, search
+from app.errors import UploadRefused
+from app.runtime import Runtime
+
+
+class AskBody(BaseModel):
+    question: str
+    document: str | None = None
+
+
+class SearchBody(BaseModel):
+    query: str
+    limit: int = Field(5, ge=1, le=50)
+
+
+class IngestBody(BaseModel):
+    collection: str = Field(min_length=1, max_length=80)
+    name: str = Field(min_length=1, max_length=4096)
+    data: str
+    private: bool = False
+
+
+def admin_router(runtime: Runtime) -> APIRouter:
+    router = APIRouter(prefix="/api/admin")
+
+    @router.post("/ask")
+    async def ask_route(body: AskBody, request: Request) -> dict[str, Any]:
+        principal = require_owner(request, runtime.token)
+        await runtime.wait_ready()
+        task = asyncio.ensure_future(ask(runtime, principal, body.question, body.document))
+        try:
+            while not task.done():  # a command that was interrupted must not keep the engine busy
+                await asyncio.wait({task}, timeout=0.5)
+                if await request.is_disconnected():
+                    break
+        finally:
+            task.cancel() if not task.done() else None
+        return await task
+
+    @router.post("/search")
+    async def search_route(body: SearchBody, request: Request) -> dict[str, Any]:
+        principal = require_owner(request, runtime.token)
+        await runtime.wait_ready()
+        return await search(runtime, principal, body.query, body.limit)
+
+    @router.post("/ingest")
+    async def ingest_route(body: IngestBody, request: Request) -> dict[str, Any]:
+        principal = require_owner(request, runtime.token)
+        await runtime.wait_ready()
+        try:
+            data = base64.b64decode(body.data, validate=True)
+        except binascii.Error:
+            raise UploadRefused("The file's content is not valid base64.") from None
+        return await ingest_bytes(runtime, principal, body.collection, body.name, data, body.private)
+
+    @router.get("/status")
+    async def status_route(request: Request) -> dict[str, Any]:
+        require_owner(request, runtime.token)
+        return runtime.status()
+
+    return router

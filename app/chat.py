@@ -1,0 +1,368 @@
+"""A question's way from a person to the engine and back.
+
+    question ─▶ search (readable collections) or one whole document ─▶ prompt layout ─▶ segments with scopes
+             ─▶ engine ─▶ stages, text ─▶ sources and receipt, stored with the answer
+
+Scopes are derived here, by the server, from what a segment is: nobody outside chooses one. One turn runs
+in a conversation at a time. Whoever stops looking (a closed page, a cancelled call) ends the turn: the
+engine's request is aborted in `finally` and the part that was written is kept, marked as stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.errors import NotFoundHere, QuestionRefused, TurnRunning
+from app.knowledge import Knowledge, questions_about, shown_of
+from app.principal import Principal
+from app.prompting import Built, Prompter, Span
+from app.receipts import receipt_json
+from app.settings import Settings
+from app.store import Conversation, Message, Reference, Status, Store
+from app.updates import Finished, Found, Source, Stage, Text, Update
+from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
+
+if TYPE_CHECKING:
+    from engine.service import EngineService, Generation
+
+log = logging.getLogger("coread")
+T = TypeVar("T")
+#: Longest silence towards a viewer; a page that was closed is noticed at the next sign of life.
+HEARTBEAT_S = 0.4
+_PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A scripted second reader: what it reads, what it asks, and its turn."""
+
+    title: str
+    question: str
+    updates: AsyncGenerator[Update, None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One running turn. `payer` is whose limits it counts against."""
+
+    principal: Principal
+    payer: Principal
+    conversation: Conversation
+    path: Sequence[Message]
+    question: str
+    sampling: SamplingParams
+    readable: frozenset[str]
+    parent: str | None
+    #: The stored question when an answer is made again; None while it is new.
+    asked: str | None = None
+    spans: tuple[Span, ...] | None = None
+    generation: Generation | None = None
+    stopped: bool = False
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    receipt: dict[str, Any] | None = None
+    status: Status = "stopped"
+
+
+class Chat:
+    """Asks, answers again, stops, and invites; for any number of people at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: EngineService,
+        knowledge: Knowledge,
+        store: Store,
+        prompter: Prompter,
+    ) -> None:
+        self._settings, self._engine, self._store = settings, engine, store
+        self._knowledge, self._prompter = knowledge, prompter
+        self._turns: dict[str, _Turn] = {}
+        self._inviting: set[str] = set()
+        self._saving: set[asyncio.Task[Message]] = set()
+
+    # -- what people do ----------------------------------------------------------------------------------
+
+    def check_question(self, question: str) -> str:
+        """The question without surrounding blanks; raises `QuestionRefused` for an empty or over-long one."""
+        stripped = question.strip() if isinstance(question, str) else ""
+        if not stripped:
+            raise QuestionRefused("The question is empty: write what you want to know.")
+        if len(stripped) > self._settings.max_question_chars:
+            raise QuestionRefused(
+                f"The question has {len(stripped):,} characters; at most {self._settings.max_question_chars:,} "
+                "are taken. Add long texts as a document instead."
+            )
+        return stripped
+
+    async def ask(
+        self, principal: Principal, conversation_id: str, question: str
+    ) -> AsyncGenerator[Update, None]:
+        """Answer `question` at the end of the conversation's branch on screen."""
+        question = self.check_question(question)
+        conversation = await self._store.conversation(principal, conversation_id)
+        path = await self._store.path(principal, conversation_id)
+        turn = _Turn(
+            principal, principal, conversation, path, question, self._sampling(),
+            await self._store.readable(principal), path[-1].id if path else None,
+        )  # fmt: skip
+        async for update in self._run(turn):
+            yield update
+
+    async def regenerate(
+        self, principal: Principal, conversation_id: str, question_id: str
+    ) -> AsyncGenerator[Update, None]:
+        """Answer a question again, beside the answers it has: same prompt, fresh sampling."""
+        conversation = await self._store.conversation(principal, conversation_id)
+        path = await self._store.path(principal, conversation_id, question_id)
+        if not path or path[-1].role != "user":
+            raise NotFoundHere("There is no question to answer again.")
+        asked = path[-1]
+        sampling = replace(
+            self._sampling(),
+            temperature=self._settings.regenerate_temperature,
+            top_p=0.95,
+            seed=secrets.randbits(31),
+        )
+        turn = _Turn(
+            principal, principal, conversation, path[:-1], asked.text, sampling,
+            await self._store.readable(principal), asked.parent_id, asked.id,
+        )  # fmt: skip
+        async for update in self._run(turn):
+            yield update
+
+    async def stop(self, principal: Principal, conversation_id: str) -> None:
+        """End the running turn; its viewer gets the part that was written as a finished answer."""
+        await self._store.conversation(principal, conversation_id)
+        turn = self._turns.get(conversation_id)
+        if turn is not None:
+            turn.stopped = True
+            if turn.generation is not None:
+                turn.generation.abort()
+
+    async def delete(self, principal: Principal, conversation_id: str) -> None:
+        """Delete a conversation, ending its turn and giving its place in memory up."""
+        await self.stop(principal, conversation_id)
+        await self._store.delete(principal, conversation_id)
+        self._engine.close_conversation(conversation_id)
+
+    async def invite(
+        self, principal: Principal, conversation_id: str | None, document_id: str | None
+    ) -> Invitation:
+        """A scripted reader with a principal and a conversation of its own, over what this person reads.
+
+        It may read exactly those documents, by the inviter's right, and counts against the inviter's limits.
+        """
+        if principal.id in self._inviting:
+            raise TurnRunning("Your second reader is still reading; wait until it has finished.")
+        readable = await self._store.readable(principal)
+        spans, asked = await self._shared_spans(principal, readable, conversation_id, document_id)
+        document = await self._knowledge.document(readable, spans[0].document_id)
+        candidates = [*questions_about(document.name), *_PLAIN_QUESTIONS]
+        question = next((q for q in candidates if q not in asked), candidates[-1])
+        reader = Principal(principal.kind, "r-" + secrets.token_hex(16))
+        conversation = await self._store.create(reader, "Second reader")
+        turn = _Turn(
+            reader, principal, conversation, (), question, self._sampling(),
+            frozenset(span.collection_id for span in spans), None, spans=spans,
+        )  # fmt: skip
+        return Invitation(document.title or document.name, question, self._guest(turn))
+
+    async def close(self) -> None:
+        """End every turn and wait until what was written is stored."""
+        for turn in list(self._turns.values()):
+            if turn.generation is not None:
+                turn.generation.abort()
+        if self._saving:
+            await asyncio.gather(*self._saving, return_exceptions=True)
+
+    # -- a turn ------------------------------------------------------------------------------------------
+
+    async def _run(self, turn: _Turn) -> AsyncGenerator[Update, None]:
+        id = turn.conversation.id
+        if id in self._turns:
+            raise TurnRunning("This conversation is still being answered; stop it or wait for the end.")
+        self._turns[id] = turn
+        built: Built | None = None
+        preparing = asyncio.ensure_future(self._prepare(turn))
+        try:
+            yield Stage("searching", "Searching the documents")
+            while not (await asyncio.wait({preparing}, timeout=HEARTBEAT_S))[0]:
+                yield Stage("searching", "Searching the documents")
+            built = preparing.result()
+            yield Found(
+                await self._sources(
+                    turn, [p.span.reference(n, p.zone) for n, p in enumerate(built.placed, 1)]
+                )
+            )
+            turn.generation = await self._engine.submit(self._request(turn, built))
+            if turn.stopped:
+                turn.generation.abort()
+            if turn.asked is None:
+                question = await self._store.add_message(
+                    turn.principal, id, turn.parent, "user", turn.question
+                )
+                turn.asked = question.id
+            async for update in self._stream(turn):
+                yield update
+            message = await self._save(turn, built)
+            yield Finished(message, await self._sources(turn, shown_of(message.references)), built.notes)
+        finally:
+            self._turns.pop(id, None)
+            preparing.cancel()
+            if turn.generation is not None:
+                turn.generation.abort()  # nothing happens where it has ended
+            if turn.asked is not None and turn.receipt is None and built is not None and turn.text.strip():
+                self._save_later(turn, built)
+
+    async def _sources(self, turn: _Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
+        return await self._knowledge.sources_in(turn.readable, references)
+
+    async def _prepare(self, turn: _Turn) -> Built:
+        spans = turn.spans
+        if spans is None and turn.conversation.document_id is not None:
+            document = await self._knowledge.document(turn.readable, turn.conversation.document_id)
+            spans = (Span.whole(document),)
+        return await self._prompter.build(
+            readable=turn.readable, path=turn.path, question=turn.question, account=turn.principal.id,
+            spans=spans, answer_tokens=turn.sampling.max_tokens,
+        )  # fmt: skip
+
+    def _request(self, turn: _Turn, built: Built) -> GenerationRequest:
+        return GenerationRequest(
+            segments=built.segments,
+            sampling=turn.sampling,
+            principal=turn.payer.id,
+            conversation=turn.conversation.id,
+            output_scope=Scope.account(turn.principal.id),
+        )
+
+    async def _stream(self, turn: _Turn) -> AsyncIterator[Update]:
+        generation = turn.generation
+        if generation is None:
+            return
+        stage = Stage("waiting", "Waiting for the engine")
+        yield stage
+        async for event in _beats(generation, HEARTBEAT_S):
+            match event:
+                case None:
+                    yield stage  # a sign of life
+                case Waiting():
+                    stage = Stage("waiting", _waiting_words(event))
+                    yield stage
+                case Reading():
+                    stage = Stage("reading", _reading_words(event))
+                    yield stage
+                case Delta():
+                    stage = Stage("writing", "Writing")
+                    turn.text += event.text
+                    turn.tokens += event.tokens
+                    if event.text:
+                        yield Text(event.text)
+                case Done():
+                    turn.text, turn.tokens = event.text, list(event.tokens)
+                    turn.receipt = receipt_json(event.receipt)
+                    turn.status = "stopped" if event.reason == "aborted" else "complete"
+                case Failed():
+                    turn.status = "failed"
+                    raise event.error
+
+    async def _save(self, turn: _Turn, built: Built) -> Message:
+        references = await self._prompter.attribute(turn.text, built)
+        return await self._store.add_message(
+            turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
+            status=turn.status, tokens=turn.tokens, model=self._engine.status().model,
+            receipt=turn.receipt, references=references,
+        )  # fmt: skip
+
+    def _save_later(self, turn: _Turn, built: Built) -> None:
+        """Keep a part whose viewer is gone; this must not wait, as the caller is being cancelled."""
+        task = asyncio.ensure_future(self._save(turn, built))
+        self._saving.add(task)
+
+        def done(finished: asyncio.Task[Message]) -> None:
+            self._saving.discard(finished)
+            if not finished.cancelled() and finished.exception() is not None:
+                log.warning("a stopped answer could not be kept: %s", finished.exception())
+
+        task.add_done_callback(done)
+
+    # -- the second reader -------------------------------------------------------------------------------
+
+    async def _guest(self, turn: _Turn) -> AsyncGenerator[Update, None]:
+        self._inviting.add(turn.payer.id)
+        try:
+            async for update in self._run(turn):
+                yield update
+        finally:
+            self._inviting.discard(turn.payer.id)
+            # What it wrote is on the inviter's screen; its page table stays open for the memory panel.
+            task = asyncio.ensure_future(self._store.delete(turn.principal, turn.conversation.id))
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+
+    async def _shared_spans(
+        self,
+        principal: Principal,
+        readable: frozenset[str],
+        conversation_id: str | None,
+        document_id: str | None,
+    ) -> tuple[tuple[Span, ...], set[str]]:
+        path: list[Message] = []
+        if conversation_id is not None:
+            conversation = await self._store.conversation(principal, conversation_id)
+            path = await self._store.path(principal, conversation_id)
+            document_id = conversation.document_id or document_id
+        asked = {message.text for message in path if message.role == "user"}
+        for message in reversed(path):
+            placed = tuple(Span.of(r) for r in message.references if r.zone)
+            if placed and all(span.collection_id in readable for span in placed):
+                return placed, asked
+        if document_id is None:
+            raise NotFoundHere("Ask something or choose a document first; the second reader joins you there.")
+        document = await self._knowledge.document(readable, document_id)
+        return (Span.whole(document),), asked
+
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self._settings.temperature,
+            repetition_penalty=self._settings.repetition_penalty,
+            max_tokens=self._settings.answer_tokens,
+        )
+
+
+async def _beats(events: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
+    """The events, and None whenever there has been none for `every_s` seconds."""
+    pending = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait({pending}, timeout=every_s)
+            if not pending.done():
+                yield None
+                continue
+            try:
+                event: T = pending.result()
+            except StopAsyncIteration:
+                return
+            yield event
+            pending = asyncio.ensure_future(anext(events))
+    finally:
+        pending.cancel()
+
+
+def _waiting_words(event: Waiting) -> str:
+    match event.reason:
+        case "prefill":
+            return "Somebody is reading the same document; waiting to share it"
+        case "memory":
+            return f"Waiting for memory, place {event.position} in line"
+    return f"Waiting in line, place {event.position}"
+
+
+def _reading_words(event: Reading) -> str:
+    reused = f", {event.reused:,} of them already in memory" if event.reused else ""
+    return f"Reading {event.done:,} of {event.total:,} tokens{reused}"

@@ -1,0 +1,169 @@
+"""The `coread` command. Every error is one sentence on standard error and exit status 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from app.errors import AppError
+from app.settings import Settings, load_settings
+from engine.errors import EngineError
+from rag.errors import RagError
+
+app = typer.Typer(
+    help="Coread: a chat over a shared knowledge base. Many readers, one copy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object with documented keys.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where everything is kept.")]
+
+
+def fail(message: str) -> NoReturn:
+    typer.echo(f"coread: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _guarded(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except (AppError, EngineError, RagError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Serve the page and the HTTP API until interrupted."""
+
+    def work() -> None:
+        from app.runtime import Runtime
+        from app.server import serve as run
+
+        run(Runtime(load_settings(host=host, port=port, data_dir=data_dir)))
+
+    _guarded(work)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="What you want to know.")],
+    document: Annotated[
+        str | None, typer.Option(help="Id of a document to read whole instead of searching.")
+    ] = None,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Ask the documents; JSON keys: answer, status, sources, receipt, notes."""
+    from app.client import run_ask
+
+    result = _guarded(lambda: run_ask(load_settings(data_dir=data_dir), question, document))
+    if as_json:
+        _print_json(result)
+        return
+    typer.echo(result["answer"])
+    for source in result["sources"]:
+        where = " · ".join(part for part in (source["title"], source["section"]) if part)
+        typer.echo(f"  [{source['number']}] {where}")
+    for note in result["notes"]:
+        typer.echo(f"  note: {note}")
+    receipt = result["receipt"] or {}
+    if receipt:
+        typer.echo(
+            f"  {receipt['reused_tokens']:,} of {receipt['prompt_tokens']:,} prompt tokens from memory, "
+            f"{receipt['output_tokens']:,} written"
+        )
+
+
+@app.command()
+def search(
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    limit: Annotated[int, typer.Option("--limit", "-k", min=1, max=50, help="How many passages.")] = 5,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Find passages; JSON keys: query, hits."""
+    from app.client import run_search
+
+    result = _guarded(lambda: run_search(load_settings(data_dir=data_dir), query, limit))
+    if as_json:
+        _print_json(result)
+        return
+    for number, hit in enumerate(result["hits"], 1):
+        where = " · ".join(part for part in (hit["title"], hit["section"]) if part)
+        typer.echo(f"{number}. {where}  (score {hit['score']:.4f}, document {hit['document']})")
+        typer.echo("   " + " ".join(hit["text"].split())[:300])
+    if not result["hits"]:
+        typer.echo("Nothing was found.")
+
+
+@app.command()
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(help="Files, or folders whose files are all taken.")],
+    collection: Annotated[str, typer.Option(help="Name of the collection; made at first use.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Only this command line may read a newly made collection.")
+    ] = False,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Add files to a collection that everybody who can open this server may read."""
+    from app.client import run_ingest
+
+    def report(row: dict[str, Any]) -> None:
+        if not as_json:
+            mark = "✓" if row["status"] == "ready" else "✗"
+            detail = f"{row['passages']:,} passages" if row["status"] == "ready" else row["message"]
+            typer.echo(f"{mark} {row['name']}: {detail}")
+
+    rows = _guarded(lambda: run_ingest(load_settings(data_dir=data_dir), paths, collection, private, report))
+    if as_json:
+        _print_json({"collection": collection, "documents": rows})
+    if any(row["status"] != "ready" for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(as_json: Json = False, data_dir: DataDir = None) -> None:
+    """Say what was found on this machine and what to do about what is missing."""
+    from app.doctor import examine, lines
+
+    def settings() -> Settings:
+        return load_settings(data_dir=data_dir)
+
+    report = _guarded(lambda: examine(settings()))
+    if as_json:
+        _print_json(report)
+    else:
+        for line in lines(report):
+            typer.echo(line)
+    if report["problems"]:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the `coread` command."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # a terminal that cannot show a character is no reason to fail
+    app()
+
+
+if __name__ == "__main__":
+    main()

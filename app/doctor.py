@@ -1,0 +1,126 @@
+"""`coread doctor`: what was found on this machine, and what to do about what is missing.
+
+Takes no lock, so it also runs beside a server, and then reports that server's engine. Otherwise it loads the
+model and checks it, which is the only honest way to say that it works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import httpx
+import psutil
+
+from app.data_dir import resolve_data_dir
+from app.errors import AppError
+from app.render import size
+from app.runtime import engine_json
+from app.settings import Settings
+from engine.errors import EngineError
+from rag.datadir import read_holder
+from rag.errors import RagError
+
+_PACKAGES = ("coread", "torch", "transformers", "gradio", "faiss-cpu", "sentence-transformers", "triton")
+_ENGINE_KEYS = (
+    "model",
+    "device",
+    "dtype",
+    "backend",
+    "max_context",
+    "block_size",
+    "total_blocks",
+    "pool_bytes",
+    "conformance",
+)
+
+
+def examine(settings: Settings) -> dict[str, Any]:
+    """Keys: `versions`, `machine`, `data_dir`, `server`, `engine`, `embedder`, `problems` (sentences that say
+    what to do; empty means that all is well)."""
+    problems: list[str] = []
+    path, server = None, None
+    try:
+        path = resolve_data_dir(settings.data_dir)
+        server = _server(read_holder(path).get("url"))
+    except AppError as error:
+        problems.append(str(error))
+    report: dict[str, Any] = {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "machine": {
+            "system": platform.platform(),
+            "cpus": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "available_bytes": psutil.virtual_memory().available,
+        },
+        "data_dir": str(path) if path else None,
+        "server": server,
+        "engine": _engine(settings, server, problems),
+        "embedder": _embedder(settings, problems),
+        "problems": problems,
+    }
+    return report
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _engine(settings: Settings, server: dict[str, Any] | None, problems: list[str]) -> dict[str, Any]:
+    """The running server's engine, or one that is loaded, checked and given back here."""
+    if server is not None and server.get("state") == "ready":
+        return {key: server.get(key) for key in _ENGINE_KEYS}
+    from engine.service import EngineService
+
+    service = EngineService(settings.engine_config())
+    service.start()
+    try:
+        service.wait_ready_sync()
+        return engine_json(service.status())
+    except EngineError as error:
+        problems.append(str(error))
+        return {"model": settings.model, "error": str(error)}
+    finally:
+        service.stop()
+
+
+def _embedder(settings: Settings, problems: list[str]) -> dict[str, Any]:
+    from rag.embed import resolve_model
+
+    try:
+        return {"model": settings.embedder, "source": resolve_model(settings.embedder)}
+    except RagError as error:
+        problems.append(str(error))
+        return {"model": settings.embedder, "error": str(error)}
+
+
+def _server(url: object) -> dict[str, Any] | None:
+    if not isinstance(url, str):
+        return None
+    try:
+        return {"url": url, **httpx.get(f"{url}/readyz", timeout=3.0, trust_env=False).json()}
+    except (httpx.HTTPError, ValueError):
+        return None  # left behind by a server that was killed
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The report for people."""
+    machine, engine, embedder = report["machine"], report["engine"], report["embedder"]
+    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in report["versions"].items())
+    server = report["server"]
+    out = [
+        f"versions   {versions}",
+        f"machine    {machine['cpus']} CPUs, {size(machine['memory_bytes'])} memory "
+        f"({size(machine['available_bytes'])} available), {machine['system']}",
+        f"data       {report['data_dir'] or 'unusable'}",
+        f"server     {server['url'] + ': ' + server['detail'] if server else 'none is running here'}",
+        "engine     " + ", ".join(f"{key} {value}" for key, value in engine.items()),
+        "embedder   " + ", ".join(f"{key} {value}" for key, value in embedder.items()),
+    ]
+    out += [f"PROBLEM    {problem}" for problem in report["problems"]]
+    return [*out, "All is well." if not report["problems"] else "Fix the problems above, then try again."]

@@ -1,0 +1,105 @@
+"""Errors of the engine, the knowledge base and the product as HTTP answers with one shape each."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from app.errors import AppError
+from app.openai_schema import ApiRefusal
+from engine.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineError,
+    EngineStarting,
+    EngineUnavailable,
+    InvalidRequest,
+    LimitReached,
+    ModelNotFound,
+    ModelRefused,
+)
+from rag.errors import NotFound, RagError
+
+log = logging.getLogger("coread")
+
+
+def as_refusal(error: Exception) -> ApiRefusal:
+    """Any error as OpenAI's error object. What was not foreseen is logged and says nothing of itself."""
+    match error:
+        case ApiRefusal():
+            return error
+        case ContextTooLong():
+            return ApiRefusal(str(error), code=error.code, param="messages")
+        case InvalidRequest():
+            return ApiRefusal(str(error), code=error.code)
+        case LimitReached():
+            return ApiRefusal(
+                str(error), status=429, code=error.code, kind="rate_limit_error",
+                retry_after_s=error.retry_after_s,
+            )  # fmt: skip
+        case EngineStarting() | EngineUnavailable() | ModelNotFound() | ModelRefused():
+            return ApiRefusal(str(error), status=503, code=error.code, kind="server_error", retry_after_s=5.0)
+        case DeadlineExceeded():
+            return ApiRefusal(str(error), status=504, code=error.code, kind="server_error")
+        case EngineError():
+            return ApiRefusal(str(error), status=500, code=error.code, kind="server_error")
+        case NotFound():
+            return ApiRefusal(str(error), status=404, code=error.code)
+        case RagError():
+            return ApiRefusal(str(error), code=error.code)
+        case AppError():
+            kind = "authentication_error" if error.status in (401, 403) else "invalid_request_error"
+            retry = 5.0 if error.status == 503 else None
+            kind = "server_error" if error.status == 503 else kind
+            return ApiRefusal(
+                str(error), status=error.status, code=error.code, kind=kind, retry_after_s=retry
+            )
+    log.error("unexpected error in an HTTP request", exc_info=error)
+    return ApiRefusal(
+        "Something went wrong inside Coread; the log says what.",
+        status=500,
+        code="internal_error",
+        kind="server_error",
+    )
+
+
+def as_response(error: Exception) -> JSONResponse:
+    refusal = as_refusal(error)
+    headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+    if refusal.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(refusal.retry_after_s)))
+    return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
+
+
+def sentence(error: Exception) -> str:
+    """What a person on the page or at the command line is told about `error`."""
+    return str(as_refusal(error))
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of our own routes with OpenAI's error object."""
+
+    async def handle(_: Request, error: Exception) -> JSONResponse:
+        return as_response(error)
+
+    async def handle_invalid(_: Request, error: Exception) -> JSONResponse:
+        first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+        where = ".".join(str(part) for part in first.get("loc", ())[1:])
+        message = str(first.get("msg", "The request is malformed.")).removeprefix("Value error, ")
+        text = f"{where}: {message}" if where else message
+        return as_response(ApiRefusal(text, code="invalid_value", param=where or None))
+
+    async def handle_http(_: Request, error: Exception) -> JSONResponse:
+        if not isinstance(error, HTTPException):
+            raise error
+        refusal = ApiRefusal(str(error.detail), status=error.status_code)
+        return JSONResponse(refusal.body(), status_code=error.status_code, headers=error.headers)
+
+    for kind in (AppError, EngineError, RagError):
+        app.add_exception_handler(kind, handle)
+    app.add_exception_handler(RequestValidationError, handle_invalid)
+    app.add_exception_handler(HTTPException, handle_http)

@@ -1,0 +1,202 @@
+"""The knowledge base as one principal sees it: every call asks anew what the principal may read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.errors import NotFoundHere, UploadRefused
+from app.principal import Principal
+from app.settings import Settings
+from app.store import EVERYBODY, Reference, Store
+from app.updates import Source
+from rag.errors import NotFound
+
+if TYPE_CHECKING:
+    from engine.service import EngineService
+    from rag.aio import AsyncLibrary
+    from rag.types import DocumentInfo, DocumentText, Hit
+
+log = logging.getLogger("coread")
+OWN_COLLECTION = "Own documents"
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """A ready document in a list. `own`: this principal added it and may delete it."""
+
+    id: str
+    title: str
+    name: str
+    collection_id: str
+    version: int
+    own: bool
+
+
+def suggested_questions(count: int) -> list[str]:
+    """Questions of the sample knowledge base, for the page's first moments."""
+    import data
+
+    return data.suggested_questions()[:count]
+
+
+def questions_about(name: str) -> list[str]:
+    """Sample questions that the sample document of this file name answers, in a fixed order."""
+    import data
+
+    return [
+        item.question
+        for item in data.questions("dev")
+        if item.kind == "single" and any(gold.document == name for gold in item.gold)
+    ]
+
+
+def shown_of(references: Iterable[Reference]) -> list[Reference]:
+    """The references that are listed as sources; the others say what stood in the prompt."""
+    return [reference for reference in references if not reference.zone]
+
+
+class Knowledge:
+    """Search, documents, uploads and deletion, each for a principal."""
+
+    def __init__(
+        self, settings: Settings, library: AsyncLibrary, store: Store, engine: EngineService
+    ) -> None:
+        self._settings, self._library, self._store, self._engine = settings, library, store, engine
+
+    async def seed(self) -> None:
+        """Bring the sample collection in line with the packaged documents and let everybody read it.
+
+        Returns when every document is ready; documents that fail are logged and left out.
+        """
+        from rag.sample import COLLECTION, seed
+
+        queued = await asyncio.to_thread(seed, self._library.library)
+        await self._store.grant(COLLECTION, EVERYBODY)
+        for id in queued:
+            info = await self._library.wait(id)
+            if info.status == "failed":
+                log.warning("the sample document %s could not be read: %s", info.name, info.message)
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    async def documents(self, principal: Principal) -> list[DocumentView]:
+        """The ready documents that the principal may read, by title."""
+        infos = await self._library.documents(await self._store.readable(principal))
+        views = [
+            DocumentView(
+                i.id, i.title or i.name, i.name, i.collection_id, i.version, i.created_by == principal.id
+            )
+            for i in infos
+            if i.version > 0
+        ]
+        return sorted(views, key=lambda view: (view.title.casefold(), view.id))
+
+    async def document(self, readable: frozenset[str], id: str) -> DocumentText:
+        """A whole document; raises `NotFoundHere` where it is not among the readable ones."""
+        try:
+            return await self._library.document(id, readable)
+        except NotFound:
+            raise NotFoundHere("This document was deleted or is not shared with you.") from None
+
+    async def search(
+        self, readable: frozenset[str], query: str, limit: int, history: Sequence[str] = ()
+    ) -> list[Hit]:
+        return await self._library.search(query, readable, limit, history=history)
+
+    async def sources(self, principal: Principal, references: Iterable[Reference]) -> tuple[Source, ...]:
+        """The shown ones of a stored answer's references, authorised anew (see `sources_in`)."""
+        return await self.sources_in(await self._store.readable(principal), shown_of(references))
+
+    async def sources_in(
+        self, readable: frozenset[str], references: Iterable[Reference]
+    ) -> tuple[Source, ...]:
+        """References as they are shown; what is gone or not readable becomes a tombstone."""
+        wanted = list(references)
+        texts: dict[str, DocumentText | None] = {}
+        for id in {reference.document_id for reference in wanted}:
+            try:
+                texts[id] = await self.document(readable, id)
+            except NotFoundHere:
+                texts[id] = None
+        return tuple(self._source(reference, texts[reference.document_id]) for reference in wanted)
+
+    @staticmethod
+    def _source(reference: Reference, document: DocumentText | None) -> Source:
+        if document is None or document.version != reference.version:
+            return Source(reference.number, reference.document_id, "A document that is gone", "",
+                          available=False)  # fmt: skip
+        section = next(
+            (s for s in reversed(document.sections) if s.start <= reference.start), document.sections[0]
+        )
+        return Source(
+            reference.number,
+            reference.document_id,
+            document.title or document.name,
+            document.text[reference.start : reference.stop],
+            page=section.page,
+            section=section.title or None,
+            verdict=reference.verdict,
+        )
+
+    # -- changing ----------------------------------------------------------------------------------------
+
+    async def collection(self, principal: Principal, name: str, reader: str) -> str:
+        """The principal's collection of this name, made at the first use and readable by `reader`."""
+        for info in await self._library.collections(await self._store.readable(principal)):
+            if info.owner == principal.id and info.name == name:
+                return info.id
+        made = await self._library.create_collection(name, principal.id)
+        await self._store.grant(made.id, principal.id)
+        if reader != principal.id:
+            await self._store.grant(made.id, reader)
+        return made.id
+
+    async def upload(self, principal: Principal, name: str, data: bytes) -> str:
+        """Queue a file for the principal's own collection, which nobody else can read; its document's id.
+
+        Raises `UploadRefused` over the size limit or the person's quota, `rag`'s own refusals otherwise.
+        """
+        if len(data) > self._settings.max_upload_bytes:
+            raise UploadRefused(
+                f"The file has {len(data):,} bytes; at most {self._settings.max_upload_bytes:,} are taken."
+            )
+        own = await self.collection(principal, OWN_COLLECTION, principal.id)
+        held = len(await self._library.documents({own}))
+        if held >= self._settings.max_documents_per_person:
+            raise UploadRefused(f"You already keep {held:,} documents, which is the limit; delete one first.")
+        return await self._library.add_document(own, name, data, principal.id)
+
+    async def ingest(self, collection: str, name: str, data: bytes, by: Principal) -> DocumentInfo:
+        """Add a document and wait until it is ready or has failed."""
+        return await self._library.wait(await self._library.add_document(collection, name, data, by.id))
+
+    async def progress(
+        self, principal: Principal, document: str, every_s: float
+    ) -> AsyncIterator[DocumentInfo]:
+        """How far an upload has come, at least every `every_s` seconds, until it is ready or has failed."""
+        readable = await self._store.readable(principal)
+        waiting = asyncio.ensure_future(self._library.wait(document))
+        try:
+            while not waiting.done():
+                await asyncio.wait({waiting}, timeout=every_s)
+                if not waiting.done():
+                    yield await self._library.info(document, readable)
+            yield waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def delete(self, principal: Principal, document: str) -> int:
+        """Delete one of the principal's own documents; how many blocks of its KV lost their document.
+
+        Raises `NotFoundHere` for anybody else's, exactly as for one that does not exist.
+        """
+        infos = await self._library.documents(await self._store.readable(principal))
+        if document not in {info.id for info in infos if info.created_by == principal.id}:
+            raise NotFoundHere("There is no such document among yours.")
+        freed = await asyncio.to_thread(self._engine.unlink_document, document)
+        await self._library.delete_document(document)
+        return freed

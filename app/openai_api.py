@@ -1,0 +1,301 @@
+"""`POST /v1/chat/completions` and `GET /v1/models`, served by the same engine as the page.
+
+Stateless: the client's messages are the conversation, and their text has the scope of the client's own
+account. The model `coread` also searches the collections that the account may read; the language model's
+own name does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from app.access import api_principal
+from app.errors import AppError, QuestionRefused
+from app.http_errors import as_refusal
+from app.openai_schema import ApiRefusal, ChatRequest
+from app.principal import Principal
+from app.runtime import Runtime
+from engine.errors import EngineError
+from engine.types import (
+    Delta,
+    Done,
+    Event,
+    Failed,
+    GenerationRequest,
+    Receipt,
+    Scope,
+    Segment,
+    TokenLogprob,
+)
+from rag.errors import RagError
+from rag.prompt import Turn
+
+if TYPE_CHECKING:
+    from engine.service import Generation
+
+SEARCHING_MODEL = "coread"
+#: Length of an answer whose client names none.
+_DEFAULT_TOKENS = 1_024
+#: How often a client that does not stream is checked for having gone away.
+_LOOK_S = 0.5
+
+
+def openai_router(runtime: Runtime) -> APIRouter:
+    """The `/v1` routes over `runtime`."""
+    router = APIRouter(prefix="/v1")
+    api = _Api(runtime)
+
+    @router.get("/models")
+    async def models(request: Request) -> dict[str, Any]:
+        api_principal(request, runtime.settings)
+        created = int(api.started)
+        listed = [
+            {"id": name, "object": "model", "created": created, "owned_by": "coread"} for name in api.models()
+        ]
+        return {"object": "list", "data": listed}
+
+    @router.post("/chat/completions")
+    async def completions(body: ChatRequest, request: Request) -> Response:
+        principal = api_principal(request, runtime.settings)
+        call = await api.begin(principal, body)
+        if body.stream:
+            return StreamingResponse(
+                api.stream(call),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            )
+        return JSONResponse(await api.complete(call, request))
+
+    return router
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What has come of one choice so far."""
+
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str | None = None
+    tokens: int = 0
+    receipt: Receipt | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    """One running request."""
+
+    id: str
+    model: str
+    created: int
+    body: ChatRequest
+    generation: Generation
+    choices: dict[int, _Choice]
+
+
+class _Api:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.started = time.time()
+
+    def models(self) -> list[str]:
+        """`coread`, and the language model by its own name."""
+        return [SEARCHING_MODEL, self._runtime.engine.status().model]
+
+    # -- the request -------------------------------------------------------------------------------------
+
+    async def begin(self, principal: Principal, body: ChatRequest) -> _Call:
+        """Check, lay out and submit; every refusal happens here, before a stream has begun."""
+        body.refuse_unsupported()
+        engine = self._runtime.engine
+        status = engine.status()
+        if body.model not in self.models():
+            raise ApiRefusal(
+                f"The model {body.model!r} is not served here; known are {', '.join(self.models())}.",
+                status=404, code="model_not_found", param="model",
+            )  # fmt: skip
+        context = status.shape.max_context if status.shape else 0
+        # No token is shorter than a character's UTF-8 bytes allow; this only keeps absurd bodies from the
+        # tokenizer. The engine counts exactly.
+        characters = sum(len(message.content) for message in body.messages)
+        if characters > 64 * context:
+            raise ApiRefusal(
+                f"The messages have {characters:,} characters; this model reads at most {context:,} tokens.",
+                code="context_length_exceeded", param="messages",
+            )  # fmt: skip
+        asked = body.max_completion_tokens or body.max_tokens
+        segments = await self._segments(principal, body, asked or _DEFAULT_TOKENS)
+        length = sum(len(segment.tokens) for segment in segments)
+        room = max(1, context - length)
+        sampling = body.sampling(self._runtime.settings.temperature, asked or min(_DEFAULT_TOKENS, room))
+        id = f"chatcmpl-{secrets.token_hex(12)}"
+        generation = await engine.submit(
+            GenerationRequest(
+                segments=segments,
+                sampling=sampling,
+                principal=principal.id,
+                conversation=id,
+                output_scope=Scope.account(principal.id),
+                n=body.n,
+            )
+        )
+        choices = {index: _Choice() for index in range(body.n)}
+        return _Call(id, body.model, int(time.time()), body, generation, choices)
+
+    async def _segments(
+        self, principal: Principal, body: ChatRequest, answer_tokens: int
+    ) -> Sequence[Segment]:
+        if body.model == SEARCHING_MODEL:
+            return await self._searched(principal, body, answer_tokens)
+        ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages)
+        return [Segment(ids, Scope.account(principal.id), "messages")]
+
+    async def _searched(
+        self, principal: Principal, body: ChatRequest, answer_tokens: int
+    ) -> Sequence[Segment]:
+        """Documents in front, as on the page. The client's system text is its own and stands with its first
+        question: the instructions in front are the server's and shared by everybody."""
+        system = "\n\n".join(m.content for m in body.messages if m.role in ("system", "developer"))
+        talk = [m for m in body.messages if m.role in ("user", "assistant")]
+        if not talk or talk[-1].role != "user" or not talk[-1].content.strip():
+            raise QuestionRefused(f"The last message to {SEARCHING_MODEL} must be a question from the user.")
+        turns = [Turn("user" if m.role == "user" else "assistant", m.content) for m in talk]
+        if system.strip():
+            first = next(i for i, turn in enumerate(turns) if turn.role == "user")
+            turns[first] = Turn("user", f"{system}\n\n{turns[first].text}")
+        built = await self._runtime.prompter.build(
+            readable=await self._runtime.store.readable(principal), path=(), question=turns[-1].text,
+            account=principal.id, spans=None, answer_tokens=answer_tokens, earlier=turns[:-1],
+        )  # fmt: skip
+        return built.segments
+
+    # -- the answer --------------------------------------------------------------------------------------
+
+    async def stream(self, call: _Call) -> AsyncIterator[str]:
+        """Server-sent events. A client that leaves closes this generator, and the request is aborted."""
+        usage = bool(call.body.stream_options and call.body.stream_options.include_usage)
+        try:
+            for index in call.choices:
+                yield self._chunk(call, index, {"role": "assistant", "content": ""})
+            async for event in call.generation:
+                self._apply(call, event)
+                match event:
+                    case Delta():
+                        logprobs = self._logprobs(call, event.logprobs)
+                        yield self._chunk(call, event.choice, {"content": event.text}, logprobs=logprobs)
+                    case Done():
+                        finish = call.choices[event.choice].finish
+                        yield self._chunk(call, event.choice, {}, finish=finish)
+            if usage:
+                yield self._event(self._frame(call, []) | {"usage": self._usage(call)})
+            yield "data: [DONE]\n\n"
+        except (AppError, EngineError, RagError) as error:
+            yield self._event(as_refusal(error).body())
+        finally:
+            call.generation.abort()
+
+    async def complete(self, call: _Call, request: Request) -> dict[str, Any]:
+        """The whole answer at once; given up when the client has gone."""
+        collecting = asyncio.ensure_future(self._collect(call))
+        try:
+            while not (await asyncio.wait({collecting}, timeout=_LOOK_S))[0]:
+                if await request.is_disconnected():
+                    call.generation.abort()
+            collecting.result()
+        finally:
+            call.generation.abort()
+            collecting.cancel()
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(call, choice.logprobs),
+                "finish_reason": choice.finish,
+            }
+            for index, choice in call.choices.items()
+        ]
+        return self._frame(call, choices, "chat.completion") | {"usage": self._usage(call)}
+
+    async def _collect(self, call: _Call) -> None:
+        async for event in call.generation:
+            self._apply(call, event)
+
+    @staticmethod
+    def _apply(call: _Call, event: Event) -> None:
+        match event:
+            case Delta():
+                choice = call.choices[event.choice]
+                choice.text += event.text
+                choice.logprobs += event.logprobs
+            case Done():
+                choice = call.choices[event.choice]
+                choice.text, choice.tokens, choice.receipt = event.text, len(event.tokens), event.receipt
+                choice.finish = "length" if event.reason == "length" else "stop"
+            case Failed():
+                raise event.error
+
+    @staticmethod
+    def _usage(call: _Call) -> dict[str, Any]:
+        """Counts of the engine. A prompt is computed once for all its choices, and counted once."""
+        receipts = [c.receipt for c in call.choices.values() if c.receipt is not None]
+        prompt = receipts[0].prompt_tokens if receipts else 0
+        written = sum(receipt.output_tokens for receipt in receipts)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": min((r.reused_tokens for r in receipts), default=0)},
+        }
+
+    def _logprobs(self, call: _Call, items: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not call.body.logprobs:
+            return None
+        wanted = call.body.top_logprobs or 0
+        return {
+            "content": [
+                {
+                    **self._token(item.token, item.logprob),
+                    "top_logprobs": [self._token(id, value) for id, value in item.top[:wanted]],
+                }
+                for item in items
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, id: int, logprob: float) -> dict[str, Any]:
+        text = str(self._runtime.engine.tokenizer.decode([id]))
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
+    @staticmethod
+    def _frame(call: _Call, choices: list[Any], kind: str = "chat.completion.chunk") -> dict[str, Any]:
+        return {
+            "id": call.id,
+            "object": kind,
+            "created": call.created,
+            "model": call.model,
+            "choices": choices,
+        }
+
+    def _chunk(
+        self,
+        call: _Call,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> str:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._event(self._frame(call, [choice]))
+
+    @staticmethod
+    def _event(value: dict[str, Any]) -> str:
+        return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,176 @@
+"""The page, laid out: components here, what they do in `handlers`, how they look in `style.css`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi import HTTPException
+
+from app.errors import AppError
+from app.knowledge import suggested_questions
+from app.pages.handlers import SEARCH_ALL, ChatHandlers
+from app.pages.library_panel import LibraryHandlers
+from app.runtime import Runtime
+
+_HERE = Path(__file__).parent
+_EMPTY = (
+    "### Many readers, one copy\n\nAsk anything about the documents. When somebody else reads the same "
+    "document, the memory that the model needs for it is kept **once** for both of you, and the panel "
+    "shows what that saves."
+)
+#: Enough for every visitor: the engine batches, so Gradio must not hold requests back.
+_CONCURRENCY = 1_000
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _components(outputs: dict[str, Any]) -> Callable[[dict[str, Any]], dict[Any, Any]]:
+    return lambda update: {outputs[name]: value for name, value in update.items()}
+
+
+def build_demo(runtime: Runtime) -> gr.Blocks:
+    """The Gradio page over `runtime`, which need not be open yet. Theme and style go to the mount."""
+    chat_handlers, library_handlers = ChatHandlers(runtime), LibraryHandlers(runtime)
+    demo: gr.Blocks
+    with gr.Blocks(title="Coread · many readers, one copy", analytics_enabled=False, fill_width=True) as demo:
+        conversation = gr.State(None)
+        with gr.Sidebar(open=False, width=300):
+            new = gr.Button("New conversation", variant="primary", size="md")
+            history = gr.Radio([], label="Your conversations", elem_id="cr-history", visible=False)
+            delete = gr.Button("Delete this conversation", size="sm", variant="secondary")
+            with gr.Accordion("Your own documents", open=False):
+                upload = gr.File(
+                    label="Drop files here: text, Markdown, HTML, PDF", file_count="multiple",
+                    height=130, elem_id="cr-upload",
+                )  # fmt: skip
+                upload_status = gr.Markdown("Only you can read what you add.", elem_classes="cr-status")
+                own = gr.Dropdown([], label="Added by you", elem_id="cr-own", visible=False)
+                remove = gr.Button("Delete this document", size="sm", visible=False)
+        gr.HTML(_read("brand.html"), js_on_load=None, elem_id="cr-brand")
+        with gr.Row(elem_id="cr-main", equal_height=False):
+            with gr.Column(scale=7, min_width=320):
+                document = gr.Dropdown(
+                    [("Search all documents", SEARCH_ALL)], value=SEARCH_ALL, label="Read from",
+                    elem_id="cr-document", filterable=True,
+                )  # fmt: skip
+                chat = gr.Chatbot(
+                    elem_id="cr-chat", show_label=False, height="58vh", layout="bubble", placeholder=_EMPTY,
+                    sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=["copy", "copy_all"],
+                    feedback_options=None, autoscroll=True, reasoning_tags=None,
+                )  # fmt: skip
+                with gr.Row(visible=False, elem_id="cr-branches") as branches:
+                    previous = gr.Button("‹", size="sm", min_width=40, scale=0)
+                    branch_note = gr.Markdown("")
+                    following = gr.Button("›", size="sm", min_width=40, scale=0)
+                question = gr.Textbox(
+                    show_label=False, label="Your question", lines=1, max_lines=8, autofocus=True,
+                    placeholder="Ask about the documents…", submit_btn="Ask", elem_id="cr-ask",
+                )  # fmt: skip
+                with gr.Row(elem_id="cr-suggest"):
+                    suggestions = [gr.Button(text, size="sm") for text in suggested_questions(4)]
+            with gr.Column(scale=4, min_width=320):
+                memory = gr.HTML(
+                    "", html_template=_read("memory_map.html"), js_on_load=_read("memory_map.js"),
+                    server_functions=[_memory_function(runtime)], apply_default_css=False,
+                    elem_id="cr-memory",
+                )  # fmt: skip
+                invite = gr.Button("Invite a second reader", elem_id="cr-invite")
+                guest = gr.Markdown(
+                    "A scripted reader opens what you are reading, on the same engine, so that you can watch "
+                    "the memory being shared.",
+                    elem_id="cr-guest", sanitize_html=True, latex_delimiters=[],
+                )  # fmt: skip
+        named: dict[str, Any] = {
+            "chat": chat, "question": question, "conversation": conversation, "memory": memory,
+            "history": history, "document": document, "branches": branches, "branch_note": branch_note,
+            "guest": guest, "invite": invite, "own": own, "remove": remove, "upload": upload,
+            "upload_status": upload_status,
+        }  # fmt: skip
+        outputs = list(named.values())
+        to_components = _components(named)
+
+        def on(trigger: Any, fn: Callable[..., Any], inputs: list[Any], progress: str = "hidden") -> None:
+            gr.on(
+                trigger if isinstance(trigger, list) else [trigger],
+                _streamed(fn, to_components) if _is_stream(fn) else _once(fn, to_components),
+                inputs,
+                outputs,
+                concurrency_limit=_CONCURRENCY,
+                concurrency_id=getattr(fn, "__name__", None),
+                show_progress=progress,
+                api_visibility="undocumented",
+                api_name=getattr(fn, "__name__", None),
+            )
+
+        on(memory.ready, chat_handlers.load, [])
+        on(memory.ready, library_handlers.show, [])
+        on(question.submit, chat_handlers.ask, [question, conversation, document])
+        for button in suggestions:
+            on(button.click, chat_handlers.ask, [button, conversation, document])
+        on(question.stop, chat_handlers.stop, [conversation])
+        on(chat.retry, chat_handlers.regenerate, [conversation])
+        on(history.input, chat_handlers.open, [history])
+        on(new.click, chat_handlers.new, [])
+        on(delete.click, chat_handlers.delete, [conversation])
+        on(previous.click, chat_handlers.previous, [conversation])
+        on(following.click, chat_handlers.following, [conversation])
+        on(invite.click, chat_handlers.invite, [conversation, document])
+        on(upload.upload, library_handlers.upload, [upload])
+        on(remove.click, library_handlers.remove, [own])
+    demo.queue(api_open=False, default_concurrency_limit=_CONCURRENCY, max_size=10_000)
+    return demo
+
+
+def _is_stream(fn: Callable[..., Any]) -> bool:
+    import inspect
+
+    return inspect.isasyncgenfunction(fn)
+
+
+def _once(
+    fn: Callable[..., Awaitable[dict[str, Any]]], convert: Callable[[dict[str, Any]], dict[Any, Any]]
+) -> Callable[..., Awaitable[dict[Any, Any]]]:
+    @wraps(fn)
+    async def handler(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return convert(await fn(*args, **kwargs))
+
+    return handler
+
+
+def _streamed(
+    fn: Callable[..., AsyncIterator[dict[str, Any]]], convert: Callable[[dict[str, Any]], dict[Any, Any]]
+) -> Callable[..., AsyncIterator[dict[Any, Any]]]:
+    @wraps(fn)
+    async def handler(*args: Any, **kwargs: Any) -> AsyncIterator[dict[Any, Any]]:
+        updates = fn(*args, **kwargs)
+        try:
+            async for update in updates:
+                yield convert(update)
+        finally:
+            await updates.aclose()  # type: ignore[attr-defined]
+
+    return handler
+
+
+def _memory_function(runtime: Runtime) -> Callable[..., Awaitable[dict[str, Any]]]:
+    async def memory(conversation: str, request: gr.Request) -> dict[str, Any]:
+        """The feed of the memory panel. A conversation that is not the caller's is as good as none."""
+        mine = None
+        if isinstance(conversation, str) and conversation and runtime.ready:
+            try:
+                principal = runtime.principal(request.headers)
+                mine = (await runtime.store.conversation(principal, conversation)).id
+            except AppError:
+                mine = None
+        try:
+            return runtime.memory(mine)
+        except AppError as error:
+            raise HTTPException(error.status, str(error)) from None
+
+    return memory

@@ -1,0 +1,316 @@
+"""From a question to the engine's segments: which text goes in, and whose it is.
+
+`rag` lays the prompt out; the scopes of its segments are turned into the engine's here. What a person may
+no longer read leaves the prompt, together with the earlier answers that were made from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from app.errors import NotFoundHere, StillWarmingUp
+from app.knowledge import Knowledge
+from app.settings import Settings
+from app.store import Message, Reference, Zone
+from engine.errors import ContextTooLong
+from engine.types import Scope, Segment
+from rag.cite import attribute
+from rag.prompt import Prompt, PromptDocument, PromptLayout, PromptSegment, Turn
+from rag.types import DocumentText, Hit
+
+if TYPE_CHECKING:
+    from engine.service import EngineService
+
+_STRENGTH = ("unsupported", "similar", "verified")
+#: A cited sentence is shown with what surrounds it, up to so many characters on either side.
+_AROUND = 300
+#: At most so many sources are shown under an answer.
+_MAX_SOURCES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one version of a document that goes into a prompt."""
+
+    document_id: str
+    version: int
+    collection_id: str
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, reference: Reference) -> Span:
+        return cls(
+            reference.document_id, reference.version, reference.collection_id, reference.start, reference.stop
+        )
+
+    @classmethod
+    def whole(cls, document: DocumentText) -> Span:
+        return cls(document.id, document.version, document.collection_id, 0, len(document.text))
+
+    @property
+    def part(self) -> int:
+        """Tells the stretches of one document apart, in their order."""
+        return (self.start << 32) | self.stop
+
+    def reference(self, number: int, zone: Zone, verdict: str | None = None) -> Reference:
+        return Reference(
+            number, self.document_id, self.version, self.collection_id, self.start, self.stop,
+            zone=zone, verdict=verdict,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A span as it stands in the prompt, with its text."""
+
+    span: Span
+    zone: Zone
+    text: str
+    #: For `rag.cite`, which calls what it compares passages.
+    passage_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A prompt that is ready for the engine, and what stands in it."""
+
+    segments: tuple[Segment, ...]
+    placed: tuple[Placed, ...]
+    notes: tuple[str, ...] = ()
+
+
+class EngineResidency:
+    """Tells `rag`'s layout what the engine has in memory."""
+
+    def __init__(self, engine: EngineService) -> None:
+        self._engine = engine
+
+    def resident_tokens(self, segments: Sequence[PromptSegment]) -> int:
+        return self._engine.resident_tokens([engine_segment(segment) for segment in segments])
+
+
+def engine_segment(segment: PromptSegment) -> Segment:
+    """The engine's segment of one of `rag`'s: the only place where a prompt's scopes are made."""
+    match segment.scope_kind:
+        case "public":
+            scope = Scope.public()
+        case "collection":
+            scope = Scope.collection(segment.scope_id)
+        case "account":
+            scope = Scope.account(segment.scope_id)
+    return Segment(segment.tokens, scope, segment.origin, segment.document)
+
+
+class Prompter:
+    """Chooses what goes into a prompt and has it laid out. One for the life of a model."""
+
+    def __init__(
+        self, settings: Settings, knowledge: Knowledge, layout: PromptLayout, residency: EngineResidency,
+        model: str, max_context: int,
+    ) -> None:  # fmt: skip
+        self._settings, self._knowledge, self._residency = settings, knowledge, residency
+        self.layout, self.model, self.max_context = layout, model, max_context
+
+    @classmethod
+    def create(cls, settings: Settings, engine: EngineService, knowledge: Knowledge) -> Prompter:
+        """Probe the model's chat template; raises `rag.errors.UnstableTemplate`. Blocks."""
+        status = engine.status()
+        if status.shape is None:
+            raise StillWarmingUp("The language model is not loaded yet.")
+        return cls(
+            settings, knowledge, PromptLayout(engine.tokenizer), EngineResidency(engine), status.model,
+            status.shape.max_context,
+        )  # fmt: skip
+
+    async def build(
+        self,
+        *,
+        readable: frozenset[str],
+        path: Sequence[Message],
+        question: str,
+        account: str,
+        spans: Sequence[Span] | None,
+        answer_tokens: int,
+        earlier: Sequence[Turn] | None = None,
+    ) -> Built:
+        """The prompt for `question` after `path`, over `spans` or, for None, over what search finds.
+
+        `earlier` replaces the history of `path` (callers of the stateless API bring their own). Raises
+        `rag.errors.PromptTooLong`, `InvalidQuery`.
+        """
+        notes: list[str] = []
+        texts = await self._texts(readable, [*_spans_of(path), *(spans or ())])
+        if spans is None:
+            asked = [message.text for message in path if message.role == "user"]
+            asked += [turn.text for turn in earlier or () if turn.role == "user"]
+            hits = await self._knowledge.search(readable, question, self._settings.search_results, asked)
+            wanted = await self._choose(readable, hits, texts)
+            kept = [s for s in _last_front(path) if texts.get(s.document_id) and s not in wanted]
+            wanted += kept[: self._settings.kept_passages]
+        else:
+            wanted = list(spans)
+        for span in wanted:
+            document = texts.get(span.document_id)
+            if document is None or document.version != span.version:
+                raise NotFoundHere("This document was deleted, replaced or is no longer shared with you.")
+        turns, lost = self._history(path, texts)
+        if lost:
+            notes.append("Earlier answers were left out: a document they were made from is gone.")
+        settled = [_document(s, texts, 0.0) for s in _last_front(path) if s in wanted]
+        documents = [_document(s, texts, 1.0 / (1 + i)) for i, s in enumerate(wanted)]
+        prompt: Prompt = await asyncio.to_thread(
+            self.layout.build,
+            instructions=self._settings.instructions,
+            documents=documents,
+            history=turns if earlier is None else earlier,
+            question=question,
+            account=account,
+            budget_tokens=self.max_context - answer_tokens,
+            settled=settled,
+            residency=self._residency,
+        )
+        if prompt.dropped_turns:
+            notes.append(f"The {prompt.dropped_turns} oldest messages no longer fit what the model reads.")
+        if prompt.dropped_documents:
+            if spans is not None:
+                tokens = sum(len(self.layout.document_tokens(d)) for d in prompt.dropped_documents)
+                raise ContextTooLong(tokens, answer_tokens, self.max_context)
+            notes.append(f"{len(prompt.dropped_documents)} passages were left out: they did not fit.")
+        if prompt.appended:
+            notes.append("New passages were placed after the history, where only you can share them.")
+        by_key = {(s.document_id, s.part): s for s in wanted}
+        standing: list[tuple[Zone, PromptDocument]] = [("front", d) for d in prompt.documents]
+        standing += [("appended", d) for d in prompt.appended]
+        placed = [Placed(by_key[d.key], zone, d.text, n) for n, (zone, d) in enumerate(standing)]
+        return Built(tuple(engine_segment(s) for s in prompt.segments), tuple(placed), tuple(notes))
+
+    # -- what goes in ------------------------------------------------------------------------------------
+
+    async def _texts(self, readable: frozenset[str], spans: Sequence[Span]) -> dict[str, DocumentText | None]:
+        texts: dict[str, DocumentText | None] = {}
+        for id in dict.fromkeys(span.document_id for span in spans):
+            try:
+                texts[id] = await self._knowledge.document(readable, id)
+            except NotFoundHere:
+                texts[id] = None
+        return texts
+
+    async def _choose(
+        self, readable: frozenset[str], hits: Sequence[Hit], texts: dict[str, DocumentText | None]
+    ) -> list[Span]:
+        """The best passages, each with its whole section where that is short enough, without repetition."""
+        chosen: list[Span] = []
+        for hit in hits:
+            if len(chosen) == self._settings.prompt_passages:
+                break
+            document = texts.get(hit.document_id)
+            if document is None:
+                try:
+                    document = await self._knowledge.document(readable, hit.document_id)
+                except NotFoundHere:
+                    continue  # deleted since it was found
+                texts[hit.document_id] = document
+            if document.version != hit.version:
+                continue
+            section = next((s for s in document.sections if s.index == hit.section), None)
+            start, stop = hit.start, hit.end
+            if section is not None and section.end - section.start <= self._settings.section_chars:
+                start, stop = section.start, section.end
+            span = Span(hit.document_id, hit.version, hit.collection_id, start, stop)
+            if span not in chosen:
+                chosen.append(span)
+        return chosen
+
+    def _history(
+        self, path: Sequence[Message], texts: dict[str, DocumentText | None]
+    ) -> tuple[list[Turn], bool]:
+        """Earlier turns as generated, without those whose documents are gone or that have no answer."""
+        turns: list[Turn] = []
+        lost = False
+        for question, answer in itertools.pairwise(path):
+            if question.role != "user" or answer.role != "assistant" or not answer.text.strip():
+                continue
+            given = [r for r in answer.references if r.zone]
+            documents = [texts.get(r.document_id) for r in given]
+            if any(d is None or d.version != r.version for d, r in zip(documents, given, strict=True)):
+                lost = True
+                continue
+            appended = tuple(_document(Span.of(r), texts, 0.0) for r in given if r.zone == "appended")
+            ids = answer.tokens if answer.model == self.model else None
+            turns.append(Turn("user", question.text, documents=appended))
+            turns.append(Turn("assistant", answer.text, token_ids=ids))
+        return turns, lost
+
+    # -- what the answer leans on ------------------------------------------------------------------------
+
+    async def attribute(self, answer: str, built: Built) -> tuple[Reference, ...]:
+        """The references to store with an answer: first the sources that are shown, best support first,
+        then what stood in the prompt."""
+        shown = await asyncio.to_thread(self._cited, answer, built.placed)
+        if not shown:
+            shown = [(placed.span, "unsupported") for placed in built.placed]
+        references = [span.reference(n, "", verdict) for n, (span, verdict) in enumerate(shown, 1)]
+        references += [p.span.reference(len(shown) + n, p.zone) for n, p in enumerate(built.placed, 1)]
+        return tuple(references)
+
+    @staticmethod
+    def _cited(answer: str, placed: Sequence[Placed]) -> list[tuple[Span, str]]:
+        found: list[tuple[Span, str]] = []
+        for sentence in attribute(answer, placed):
+            if sentence.source is None:
+                continue
+            source = placed[sentence.source]
+            start, stop = _surroundings(source.text, sentence.source_start, sentence.source_end)
+            base = source.span.start
+            span = replace(source.span, start=base + start, stop=base + stop)
+            for index, (other, verdict) in enumerate(found):
+                same = other.document_id == span.document_id and other.version == span.version
+                if same and span.start < other.stop and other.start < span.stop:
+                    joined = replace(
+                        other, start=min(other.start, span.start), stop=max(other.stop, span.stop)
+                    )
+                    found[index] = (joined, max(verdict, sentence.verdict, key=_STRENGTH.index))
+                    break
+            else:
+                found.append((span, sentence.verdict))
+        found.sort(key=lambda item: -_STRENGTH.index(item[1]))
+        return found[:_MAX_SOURCES]
+
+
+def _surroundings(text: str, start: int, stop: int) -> tuple[int, int]:
+    """The paragraph around a sentence, cut at word borders where it is long."""
+    first = text.rfind("\n\n", 0, start) + 2 if "\n\n" in text[:start] else 0
+    last = text.find("\n\n", stop)
+    last = len(text) if last < 0 else last
+    if start - first > _AROUND:
+        first = text.find(" ", start - _AROUND, start) + 1 or start
+    if last - stop > _AROUND:
+        last = max(text.rfind(" ", stop, stop + _AROUND), stop)
+    return first, last
+
+
+def _document(span: Span, texts: dict[str, DocumentText | None], weight: float) -> PromptDocument:
+    document = texts[span.document_id]
+    if document is None:
+        raise NotFoundHere("This document was deleted or is no longer shared with you.")
+    return PromptDocument(
+        span.document_id, span.collection_id, document.title or document.name,
+        document.text[span.start : span.stop], span.part, weight,
+    )  # fmt: skip
+
+
+def _spans_of(path: Sequence[Message]) -> list[Span]:
+    return [Span.of(r) for message in path for r in message.references if r.zone]
+
+
+def _last_front(path: Sequence[Message]) -> list[Span]:
+    """What stood in front in the last answered turn, in its order."""
+    for message in reversed(path):
+        if message.role == "assistant":
+            return [Span.of(r) for r in message.references if r.zone == "front"]
+    return []

@@ -1,0 +1,297 @@
+"""Everything that one running Coread is made of, and its life: open, warm up, ready, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from app.chat import Chat
+from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
+from app.errors import StillWarmingUp
+from app.http_errors import sentence
+from app.knowledge import Knowledge
+from app.memory_feed import encode_map, memory_json
+from app.messages import MessageEncoder
+from app.principal import CookieSigner, Principal, require
+from app.prompting import Prompter
+from app.settings import Settings
+from app.store import MIGRATIONS, Store
+from rag.datadir import DataDir
+
+if TYPE_CHECKING:
+    from engine.ledger import MemorySnapshot
+    from engine.service import EngineService, EngineStatus
+    from rag.aio import AsyncLibrary
+    from rag.database import Database
+
+log = logging.getLogger("coread")
+T = TypeVar("T")
+State = Literal["new", "warming_up", "ready", "failed", "stopped"]
+
+
+def engine_json(status: EngineStatus) -> dict[str, Any]:
+    """What was found of model, device and pool."""
+    shape = status.shape
+    block_bytes = shape.block_bytes(status.block_size) if shape else 0
+    return {
+        "model": status.model,
+        "device": status.device,
+        "dtype": status.dtype,
+        "backend": status.backend,
+        "max_context": shape.max_context if shape else None,
+        "block_size": status.block_size,
+        "total_blocks": status.total_blocks,
+        "pool_bytes": status.total_blocks * block_bytes,
+        "conformance": status.conformance,
+    }
+
+
+class Parts(Protocol):
+    """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread."""
+
+    def engine(self, settings: Settings) -> EngineService: ...
+    def database(self, path: Path) -> Database: ...
+    def library(
+        self, settings: Settings, data_dir: DataDir, database: Database, busy: Callable[[], bool]
+    ) -> AsyncLibrary: ...
+    def close(self) -> None:
+        """Give back what the parts were made of."""
+
+
+class RealParts:
+    """The parts as they are served. Imports stand inside: they take seconds, and the port comes first."""
+
+    def __init__(self) -> None:
+        self._closing: list[Callable[[], None]] = []
+
+    def engine(self, settings: Settings) -> EngineService:
+        from engine.service import EngineService
+
+        return EngineService(settings.engine_config())
+
+    def database(self, path: Path) -> Database:
+        from rag.database import Database
+
+        return Database(path, MIGRATIONS)
+
+    def library(
+        self, settings: Settings, data_dir: DataDir, database: Database, busy: Callable[[], bool]
+    ) -> AsyncLibrary:
+        from rag.aio import AsyncLibrary
+        from rag.embed import Courtesy, SentenceEmbedder
+        from rag.library import Library
+        from rag.types import LibraryLimits
+
+        embedder = SentenceEmbedder(settings.embedder)
+        embedder.load()  # goes on in its own thread while the language model loads
+        limits = LibraryLimits(upload_bytes=settings.max_upload_bytes)
+        library = Library(data_dir, database, embedder, limits=limits, courtesy=Courtesy(busy))
+        wrapped = AsyncLibrary(library)
+        self._closing += [library.close, wrapped.close, embedder.close]
+        return wrapped
+
+    def close(self) -> None:
+        while self._closing:
+            self._closing.pop(0)()
+
+
+class Runtime:
+    """One server's (or one command's) parts. Cheap to make; `open` takes the data directory."""
+
+    def __init__(self, settings: Settings, parts: Parts | None = None) -> None:
+        self.settings = settings
+        self._parts: Parts = parts if parts is not None else RealParts()
+        self._data_dir: DataDir | None = None
+        self._state: State = "new"
+        self._detail = "Warming up: starting."
+        self._engine: EngineService | None = None
+        self._database: Database | None = None
+        self._library: AsyncLibrary | None = None
+        self._store: Store | None = None
+        self._chat: Chat | None = None
+        self._prompter: Prompter | None = None
+        self._encoder: MessageEncoder | None = None
+        self._knowledge: Knowledge | None = None
+        self._signer: CookieSigner | None = None
+        self._token = ""
+        self._loading: asyncio.Task[None] | None = None
+        self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def open(self) -> Path:
+        """Take the data directory and its secrets; raises `DataDirUnusable` or `rag`'s `DataDirLocked`."""
+        path = resolve_data_dir(self.settings.data_dir)
+        self._data_dir = DataDir(path)
+        kind: Literal["local", "anonymous"] = "local" if self.settings.loopback else "anonymous"
+        self._signer = CookieSigner(read_or_create_secret(path, "cookie.key"), kind)
+        self._token = admin_token(path)
+        return path
+
+    def start(self) -> None:
+        """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome."""
+        if self._loading is None:
+            self._state = "warming_up"
+            self._loading = asyncio.create_task(self._load(), name="coread-load")
+
+    async def wait_ready(self) -> None:
+        """Wait until questions can be answered; raises what loading failed with."""
+        if self._loading is None:
+            raise StillWarmingUp("Coread has not been started.")
+        await asyncio.shield(self._loading)
+        if self._state == "failed":
+            raise StillWarmingUp(self._detail)
+
+    async def _load(self) -> None:
+        try:
+            data_dir = self._opened()
+            self._detail = "Warming up: loading the language model."
+            self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
+            self._engine.start()
+            self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
+            self._store = Store(self._database)
+            self._library = await asyncio.to_thread(
+                self._parts.library, self.settings, data_dir, self._database, self._busy
+            )
+            self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine)
+            await self._engine.wait_ready()
+            self._detail = "Warming up: reading the sample documents."
+            await self._knowledge.seed()
+            self._prompter = await asyncio.to_thread(
+                Prompter.create, self.settings, self._engine, self._knowledge
+            )
+            self._encoder = MessageEncoder(self._engine.tokenizer)
+            self._chat = Chat(self.settings, self._engine, self._knowledge, self._store, self._prompter)
+            self._library.library.on_delete(self._forget)
+            self._state, self._detail = "ready", "Ready."
+            log.info("ready: %s", self._engine.status().detail)
+        except Exception as error:
+            self._state, self._detail = "failed", sentence(error)
+            log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
+
+    async def stop(self) -> None:
+        """Give everything back, whatever state loading has reached. Calling it again does nothing."""
+        if self._loading is not None and not self._loading.done():
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+        self._state = "stopped"
+        if self._chat is not None:
+            await self._chat.close()
+        engine, database = self._engine, self._database
+        self._engine = self._library = self._database = None
+        stops = (engine.stop if engine else None, self._parts.close, database.close if database else None)
+        for stop in stops:
+            if stop is not None:
+                await asyncio.to_thread(stop)
+        if self._data_dir is not None:
+            self._data_dir.close()
+            self._data_dir = None
+
+    def _busy(self) -> bool:
+        """True while somebody's answer is computed: uploads then wait a little with their own work."""
+        engine = self._engine
+        return engine is not None and engine.status().running > 0
+
+    def _forget(self, document: str) -> None:
+        """A document's text is gone: so must be what the engine keeps of it."""
+        engine = self._engine
+        if engine is not None and engine.status().state == "ready":
+            engine.unlink_document(document)
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _opened(self) -> DataDir:
+        if self._data_dir is None:
+            raise StillWarmingUp("The data directory is not open.")
+        return self._data_dir
+
+    def _ready(self, part: T | None) -> T:
+        if self._state != "ready" or part is None:
+            raise StillWarmingUp(self.detail)
+        return part
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def detail(self) -> str:
+        """One sentence on where loading stands, or on why it failed."""
+        engine = self._engine
+        if self._state == "ready" and engine is not None and engine.status().state != "ready":
+            return engine.status().detail
+        return self._detail
+
+    @property
+    def ready(self) -> bool:
+        """True while questions can be answered."""
+        engine = self._engine
+        return self._state == "ready" and engine is not None and engine.status().state == "ready"
+
+    @property
+    def engine(self) -> EngineService:
+        return self._ready(self._engine)
+
+    @property
+    def store(self) -> Store:
+        return self._ready(self._store)
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self._ready(self._knowledge)
+
+    @property
+    def chat(self) -> Chat:
+        return self._ready(self._chat)
+
+    @property
+    def prompter(self) -> Prompter:
+        return self._ready(self._prompter)
+
+    @property
+    def message_encoder(self) -> MessageEncoder:
+        return self._ready(self._encoder)
+
+    @property
+    def signer(self) -> CookieSigner:
+        if self._signer is None:
+            raise StillWarmingUp("The data directory is not open.")
+        return self._signer
+
+    @property
+    def token(self) -> str:
+        return self._token
+
+    def announce(self, url: str) -> None:
+        """Tell commands on this machine where the server is."""
+        self._opened().announce(url)
+
+    def principal(self, headers: Mapping[str, str]) -> Principal:
+        """Who a browser's request acts for."""
+        return require(self.signer, headers)
+
+    # -- figures -----------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The engine's part of the feed and of `coread doctor`."""
+        out: dict[str, Any] = {"state": "ready" if self.ready else self._state, "detail": self.detail}
+        if self._engine is not None and self._state == "ready":
+            status = self._engine.status()
+            if status.state != "ready":
+                out["state"] = status.state
+            out |= engine_json(status) | {"running": status.running, "queued": status.queued}
+        return out
+
+    def memory(self, mine: str | None = None) -> dict[str, Any]:
+        """The feed (see `memory_feed.memory_json`) with the engine's status; only the status before it is
+        ready. `mine` must be a conversation that the caller has been found to own."""
+        feed: dict[str, Any] = {"engine": self.status()}
+        if not self.ready or self._engine is None:
+            return feed
+        snapshot = self._engine.memory()
+        if self._encoded is None or self._encoded[0] is not snapshot:
+            self._encoded = (snapshot, encode_map(snapshot))  # once for all viewers of this snapshot
+        return feed | memory_json(snapshot, mine, self._encoded[1])

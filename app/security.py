@@ -1,0 +1,95 @@
+"""Headers that every answer carries and the limit on what a request may send."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+def content_security_policy(on_space: bool) -> str:
+    """The page's policy. Pictures, styles, scripts and connections come from this server alone, so nothing
+    that a document or a model writes can make a browser ask elsewhere. Gradio evaluates its HTML
+    components' scripts, hence 'unsafe-eval'. A Space is shown in a frame of the hub, with its resizer."""
+    frames = "https://huggingface.co https://*.hf.space" if on_space else "'self'"
+    resizer = " https://cdnjs.cloudflare.com/ajax/libs/iframe-resizer/" if on_space else ""
+    return (
+        f"default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'{resizer}; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+        "connect-src 'self'; object-src 'none'; base-uri 'self'; form-action 'self'; "
+        f"worker-src 'self' blob:; frame-ancestors {frames}"
+    )
+
+
+class HeadersMiddleware:
+    """Adds the security headers to every HTTP answer."""
+
+    def __init__(self, app: ASGIApp, on_space: bool) -> None:
+        self._app, self._policy = app, content_security_policy(on_space)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["content-security-policy"] = self._policy
+                headers["x-content-type-options"] = "nosniff"
+                headers["referrer-policy"] = "same-origin"
+                headers["permissions-policy"] = "camera=(), microphone=(), geolocation=()"
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies over `limit` bytes: at once where the length is announced, else when it is passed."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdigit() and int(length) > self._limit:
+            await self._refuse(scope, receive, send)
+            return
+        seen, refused, started = 0, False, False
+
+        async def counted() -> Message:
+            nonlocal seen, refused
+            message = await receive()
+            if message["type"] == "http.request":
+                seen += len(message.get("body", b""))
+                if seen > self._limit:
+                    refused = True
+                    return {"type": "http.disconnect"}
+            return message
+
+        async def noted(message: Message) -> None:
+            nonlocal started
+            if refused and not started:
+                return  # the handler's own complaint about the cut-off body
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, counted, noted)
+        except Exception:
+            if not refused:
+                raise
+        if refused and not started:
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = {
+            "message": f"The request's body is larger than the limit of {self._limit:,} bytes.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "body_too_large",
+        }
+        await JSONResponse({"error": error}, status_code=413)(scope, receive, send)

@@ -1,0 +1,153 @@
+"""The HTTP server: the page, `/v1`, `/api`, health. The port is bound before any model is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from app import http_errors
+from app.admin_api import admin_router
+from app.errors import PortUnavailable
+from app.openai_api import openai_router
+from app.principal import IdentityMiddleware
+from app.runtime import Runtime
+from app.security import BodyLimitMiddleware, HeadersMiddleware
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+log = logging.getLogger("coread")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a visitor waits for the page instead of being refused.
+
+    Raises `PortUnavailable` with one sentence that says what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror:
+        raise PortUnavailable(f"The host {host!r} cannot be resolved; set COREAD_HOST.") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(512)
+    except OSError as error:
+        listener.close()
+        reason = {
+            errno.EADDRINUSE: "is in use by another program",
+            errno.EACCES: "needs more rights than this user has",
+            errno.EADDRNOTAVAIL: "is not an address of this machine",
+        }.get(error.errno or 0, f"cannot be opened ({error.strerror})")
+        raise PortUnavailable(f"{host}:{port} {reason}; choose another with --port or COREAD_PORT.") from None
+    listener.setblocking(False)
+    return listener
+
+
+def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
+    """The application over an opened runtime; starting it starts the loading of the models."""
+    import gradio as gr
+
+    from app.pages.theme import make_theme, stylesheet
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        runtime.start()
+        try:
+            yield
+        finally:
+            await runtime.stop()
+
+    app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    http_errors.install(app)
+    app.include_router(openai_router(runtime))
+    app.include_router(admin_router(runtime))
+    _add_health(app, runtime)
+    mounted: FastAPI = gr.mount_gradio_app(
+        app,
+        demo,
+        path="",
+        theme=make_theme(),
+        css=stylesheet(),
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        show_error=False,
+        max_file_size=runtime.settings.max_upload_bytes,
+        app_kwargs={"docs_url": None, "redoc_url": None},
+    )
+    mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
+    mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_upload_bytes + 2**20)
+    mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
+    return mounted
+
+
+def _add_health(app: FastAPI, runtime: Runtime) -> None:
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz")
+    async def readyz() -> JSONResponse:
+        """200 once questions can be answered, 503 with the reason until then."""
+        return JSONResponse(runtime.status(), status_code=200 if runtime.ready else 503)
+
+    @app.get("/api/memory")
+    async def memory(request: Request, conversation: str = "") -> dict[str, Any]:
+        """What the page's memory panel gets. `conversation` must be the caller's own."""
+        mine = None
+        if conversation and runtime.ready:
+            principal = runtime.principal(request.headers)
+            mine = (await runtime.store.conversation(principal, conversation)).id
+        return runtime.memory(mine)
+
+
+def serve(runtime: Runtime, demo: gr.Blocks | None = None) -> None:
+    """Bind, open the data directory, then serve until a signal. Blocks.
+
+    Raises `PortUnavailable`, `DataDirUnusable` or `DataDirLocked` before anything is loaded.
+    """
+    settings = runtime.settings
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("httpx", "sentence_transformers", "transformers"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    listener = bind(settings.host, settings.port)
+    try:
+        data_dir = runtime.open()
+        port = listener.getsockname()[1]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+        url = f"http://{shown}:{port}"
+        runtime.announce(url)
+        print(
+            f"Coread listens on {url} (data in {data_dir}); the page says when it has warmed up.", flush=True
+        )
+        if demo is None:
+            from app.pages.build import build_demo
+
+            demo = build_demo(runtime)
+        config = uvicorn.Config(
+            create_app(runtime, demo),
+            log_level=settings.log_level,
+            access_log=False,
+            proxy_headers=True,
+            timeout_graceful_shutdown=5,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
