@@ -24,6 +24,9 @@ from engine.types import EngineConfig, ModelShape
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+#: What "auto" loads from the hub where the packaged model is not installed, as on a Space: the packaged
+#: model's own original on a CPU; on a GPU one that reads several pages and has few KV heads.
+HUB_DEFAULTS = {"cpu": "HuggingFaceTB/SmolLM2-135M-Instruct", "cuda": "Qwen/Qwen2.5-1.5B-Instruct"}
 #: Layer kinds whose state is keys and values of tokens, which is what pages hold.
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 #: Rotary embeddings that transformers rescales by the longest position *of the batch* once it passes the
@@ -56,7 +59,7 @@ class LoadedModel:
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Load `config.model`: "packaged", a local folder, a GGUF file or a hub id.
+    """Load `config.model`: "packaged", a local folder, a GGUF file, a hub id, or "auto" (`default_model`).
 
     `config.extra["cache_dir"]` is where converted weights are kept (default: the user's cache directory;
     empty string: nowhere). Raises `ModelNotFound` with what to do about it, `ModelRefused` where the model
@@ -67,7 +70,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with _quiet():
-        model, tokenizer, name, source = _read(config, dtype)
+        chosen = default_model(device) if config.model == "auto" else config.model
+        model, tokenizer, name, source = _read(chosen, config, dtype)
     return adopt(
         model, tokenizer, name=name, source=source, device=device, dtype=dtype, max_context=config.max_context
     )
@@ -115,6 +119,15 @@ def adopt(
     )
 
 
+def default_model(device: torch.device) -> str:
+    """What "auto" means here: the packaged model if it is installed, else a hub id that fits the device."""
+    try:
+        packaged_gguf()
+    except ModelNotFound:
+        return HUB_DEFAULTS.get(device.type, HUB_DEFAULTS["cpu"])
+    return "packaged"
+
+
 def resolve_device(name: str) -> torch.device:
     """ "auto" is CUDA where there is one. Raises `ModelRefused` for CUDA where there is none."""
     if name == "auto":
@@ -138,12 +151,12 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def _read(config: EngineConfig, dtype: torch.dtype) -> tuple[Any, Any, str, str]:
+def _read(wanted: str, config: EngineConfig, dtype: torch.dtype) -> tuple[Any, Any, str, str]:
     """`(model, tokenizer, name, source)` from wherever the setting points."""
-    if config.model == "packaged":
+    if wanted == "packaged":
         path, source = packaged_gguf(), "packaged"
     else:
-        path, source = Path(config.model).expanduser(), "local"
+        path, source = Path(wanted).expanduser(), "local"
     if path.is_dir() and not (path / "config.json").exists():
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
@@ -159,7 +172,7 @@ def _read(config: EngineConfig, dtype: torch.dtype) -> tuple[Any, Any, str, str]
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         local = path.is_dir()
-        where = str(path) if local else config.model
+        where = str(path) if local else wanted
         model = AutoModelForCausalLM.from_pretrained(
             where, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=local
         )
@@ -167,11 +180,11 @@ def _read(config: EngineConfig, dtype: torch.dtype) -> tuple[Any, Any, str, str]
         return model, tokenizer, Path(where).name, source if local else "hub"
     except OSError as error:
         raise ModelNotFound(
-            f"No model was found at {config.model!r} ({_first_line(error)}). Set the model to packaged, to a "
+            f"No model was found at {wanted!r} ({_first_line(error)}). Set the model to packaged, to a "
             "local folder or to a hub id that this machine can reach."
         ) from error
     except (ValueError, ImportError, KeyError) as error:
-        raise ModelRefused(f"{config.model!r} cannot be loaded: {_first_line(error)}") from error
+        raise ModelRefused(f"{wanted!r} cannot be loaded: {_first_line(error)}") from error
 
 
 def _cache_dir(config: EngineConfig) -> Path | None:

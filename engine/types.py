@@ -250,7 +250,8 @@ class ModelShape:
 
 @dataclass(slots=True)
 class EngineConfig:
-    """Settings of the engine. `model` is "packaged", a local folder or a hub id."""
+    """Settings of the engine. `model` is "packaged", a local folder, a hub id, or "auto": the packaged one if
+    it is installed, else a hub id that fits the device."""
 
     model: str = "packaged"
     device: Literal["auto", "cpu", "cuda"] = "auto"

