@@ -66,8 +66,8 @@ def _settle(model: str) -> str:
 
 
 def resolve_model(model: str) -> str:
-    """What sentence-transformers loads for "packaged", a folder, a hub id, or "auto": the packaged model if it
-    is installed, else `HUB_DEFAULT`. Raises `EmbedderUnavailable`."""
+    """What sentence-transformers loads for "packaged", a folder, a hub id, or "auto" (the packaged model if
+    it is installed, else `HUB_DEFAULT`). Raises `EmbedderUnavailable`."""
     model = _settle(model)
     if model == "packaged":
         folder = packaged_model()
