@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -77,9 +78,9 @@ def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
 def test_gradio_of_the_space_is_the_gradio_installed_here() -> None:
     pinned = Version(str(front_matter()["sdk_version"]))
     assert pinned in runtime()["gradio"].specifier
-    import gradio
-
-    assert Version(gradio.__version__) == pinned, "test with the version that a Space will run"
+    assert Version(importlib.metadata.version("gradio")) == pinned, (
+        "test with the version that a Space will run"
+    )
 
 
 def test_torch_is_installed_in_the_range_of_the_project() -> None:
@@ -173,12 +174,22 @@ def test_links_of_the_documents_lead_somewhere() -> None:
     assert broken == []
 
 
-def test_readme_has_a_row_for_every_setting() -> None:
-    from app.settings import Settings
+def test_readme_has_a_row_with_the_default_for_every_setting() -> None:
+    from app.settings import Settings, parse_size
 
-    rows = set(re.findall(r"^\| `(COREAD_[A-Z_]+)`", README, re.MULTILINE))
-    prefix = Settings.model_config["env_prefix"]
-    assert rows == {f"{prefix}{name}".upper() for name in Settings.model_fields}
+    rows = dict(re.findall(r"^\| `COREAD_([A-Z_]+)` \| `?([^|`]*)`?.*\|", README, re.MULTILINE))
+    fields = {name.upper(): field for name, field in Settings.model_fields.items()}
+    assert rows.keys() == fields.keys()
+    for name, field in fields.items():
+        default = field.default
+        if isinstance(default, bool):
+            assert rows[name] == str(default).lower(), name
+        elif isinstance(default, int):
+            assert parse_size(rows[name]) == default, name
+        elif isinstance(default, float):
+            assert float(rows[name]) == default, name
+        elif isinstance(default, str) and name != "INSTRUCTIONS":
+            assert rows[name] == default, name
 
 
 # The build of torch
