@@ -88,7 +88,7 @@ started=$SECONDS
 (
     cd "$folder/space" || exit 1
     exec env -i PATH="$folder/venv/bin:/usr/local/bin:/usr/bin:/bin" LANG=C.UTF-8 HOME="$home" TMPDIR="$folder/tmp" \
-        DATA_DIR="$folder/data" GRADIO_SERVER_PORT="$port" GRADIO_SERVER_NAME=127.0.0.1 GRADIO_ANALYTICS_ENABLED=False \
+        SYSTEM=spaces SPACE_ID=check/coread DATA_DIR="$folder/data" GRADIO_SERVER_PORT="$port" GRADIO_SERVER_NAME=127.0.0.1 GRADIO_ANALYTICS_ENABLED=False \
         HF_HUB_ETAG_TIMEOUT=5 HF_HUB_DOWNLOAD_TIMEOUT=30 \
         ${model:+COREAD_MODEL="$model"} ${OMP_NUM_THREADS:+OMP_NUM_THREADS="$OMP_NUM_THREADS"} \
         python app.py
