@@ -117,6 +117,7 @@ class EngineCore:
                 max_tokens=request.sampling.max_tokens,
                 priority=request.priority,
                 deadline=None if request.deadline_s is None else now + request.deadline_s,
+                width=request.n,
             )
             state = SamplerState(request.sampling, 0, sequence.tokens)
             made.choices.append(Choice(made, sequence, state, self.tokenizer))
@@ -166,11 +167,14 @@ class EngineCore:
             rows = [self._row(chunk) for chunk in step.chunks]
         outputs, error = self._run(rows, step.copies)
         with self.lock:
-            self.memory.finish_copies()
             now = self.clock()
             self.ledger.tick(now)
-            for chunk, output in zip(step.chunks, outputs, strict=True):
-                self._take(chunk, output, error, now)
+            # Failed rows leave while the copies are still open: a copy that may not have been carried out
+            # goes with them, and what they had before the step (an open tail they continued) is kept.
+            done = self._drop_failed(step, outputs, error)
+            self.memory.finish_copies()
+            for chunk, output in done:
+                self._take(chunk, output, now)
             return step.tokens
 
     def _finish_aborted(self) -> None:
@@ -248,21 +252,29 @@ class EngineCore:
             for i in range(len(rows))
         ], None
 
-    def _take(self, chunk: Chunk, output: _RowOutput | None, error: Exception | None, now: float) -> None:
+    def _drop_failed(
+        self, step: Step, outputs: list[_RowOutput | None], error: Exception | None
+    ) -> list[tuple[Chunk, _RowOutput]]:
+        """Fail the requests of rows without usable numbers; returns the other rows."""
+        done = []
+        for chunk, output in zip(step.chunks, outputs, strict=True):
+            request = chunk.sequence.owner.request
+            if output is None:
+                name = type(error).__name__ if error is not None else "unknown error"
+                failure = StepFailed(f"The model could not compute this step ({name}); please ask again.")
+                failure.__cause__ = error
+                self._fail(request, failure)
+            elif not output.finite:
+                broken = NonFiniteLogits("The model's numbers broke down for this text (NaN).")
+                self._fail(request, broken, keep_tail=False)
+            else:
+                done.append((chunk, output))
+        return done
+
+    def _take(self, chunk: Chunk, output: _RowOutput, now: float) -> None:
         sequence = chunk.sequence
         choice: Choice = sequence.owner
         if sequence.state is not State.RUNNING:  # its request has failed with another of its choices
-            return
-        if output is None:
-            name = type(error).__name__ if error is not None else "unknown error"
-            failure = StepFailed(f"The model could not compute this step ({name}); please ask again.")
-            failure.__cause__ = error
-            self._fail(choice.request, failure, keep_tail=False)
-            return
-        if not output.finite:
-            self._fail(
-                choice.request, NonFiniteLogits("The model's numbers broke down for this text (NaN)."), False
-            )
             return
         self.scheduler.accept(chunk)
         choice.computed(chunk.count, output.kv_bytes_logical, output.kv_bytes_read)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.blocks import OPEN_TAIL, PINNED, PUBLISHED
 from engine.errors import IntegrityError
 from engine.memory import KVMemory
 from engine.prefix_tree import Node
@@ -16,6 +17,8 @@ def check(memory: KVMemory) -> None:
     - free + retained + held = N, each free block free in every respect
     - reader counts equal the page tables; counters equal their sums
     - tree: parent links, exact keys, one node a block, tags; no node points at a free block
+    - eviction order: every leaf that may be evicted has its place in it, so no memory is out of reach
+    - pending nodes: announced by a running sequence that knows them, under a parent that is alive
     - a partly filled or unaccepted block is never published; a published prefix matches its readers
     - whoever reads or locks a block also reads or locks the blocks in front of it
     - pins: their chains are whole, at most half the pool
@@ -45,8 +48,14 @@ def check(memory: KVMemory) -> None:
             _require(sequence.table_cache.tolist() == sequence.table, f"{sequence}: stale page table array")
         _require(sequence.promised >= 0, f"{sequence} was promised {sequence.promised} blocks")
     indexed: set[int] = set()
+    queued = tree.queued()
+    _check_pending(memory, tree.root)
     for node in tree.walk():
         _check_node(memory, node)
+        _check_pending(memory, node)
+        _require(
+            not tree.evictable(node) or id(node) in queued, f"block {node.block} is missing in eviction order"
+        )
         _require(node.block not in indexed, f"block {node.block} is indexed twice")
         indexed.add(node.block)
     free = 0
@@ -75,19 +84,31 @@ def _check_node(memory: KVMemory, node: Node) -> None:
     full = len(node.key) == size
     known = parent.child(node.key) is node if full else node in parent.tails
     _require(known and node.alive, f"block {node.block} is not reachable from its parent")
-    _require(
-        0 < len(node.key) <= size and pool.filled[node.block] >= len(node.key),
-        f"block {node.block}: key and fill",
-    )
+    _require(0 < len(node.key) <= size and pool.filled[node.block] == len(node.key), f"fill of {node.block}")
+    kind = (PUBLISHED if full else OPEN_TAIL) | (PINNED if node.pins else 0)
+    _require(int(pool.kind[node.block]) == kind, f"block {node.block} is shown as another kind than it is")
     _require(pool.node[node.block] is node, f"block {node.block} points at another node")
     _require(full or (node.is_leaf and not pool.readers[node.block]), f"open tail {node.block} is read")
     _require(node.private or not parent.private, f"block {node.block} turned public behind private text")
-    in_use = bool(pool.readers[node.block])
-    if in_use and parent is not tree.root:
+    if parent is not tree.root:
         missing = pool.readers[node.block] - pool.readers[parent.block]
         _require(not missing, f"block {node.block} is read without the one in front of it")
+        kept = pool.readers[parent.block] or pool.locks[parent.block] or not pool.locks[node.block]
+        _require(bool(kept), f"block {node.block} is locked and the one in front of it is not kept")
     for document in node.documents:
         _require(node in tree.by_document.get(document, ()), f"block {node.block} lost its document")
+
+
+def _check_pending(memory: KVMemory, parent: Node) -> None:
+    for key, node in parent.pending.items():
+        producer = node.producer
+        _require(node.alive and node.parent is parent and node.key == key, "a pending node is out of place")
+        _require(parent.child(key) is None, f"block {node.key[:2]}… is pending and published")
+        _require(
+            producer is not None and producer in memory.live and node in producer.pending,
+            f"nobody computes a pending node ({producer})",
+        )
+        _check_pending(memory, node)
 
 
 def _check_counters(memory: KVMemory, readers: Counter[int], free: int) -> None:

@@ -6,8 +6,8 @@
 
 In each view `fair_share` of a conversation is the sum over its page table entries of
 `block_bytes / readers of the block`, an exact fraction; over all conversations it adds up, to the byte,
-to the bytes of the blocks that the view names. `unshared` counts every entry as a block of its own (paging alone),
-`reserved` is what a contiguous cache would hold, `saved = unshared - fair_share`.
+to the bytes of the blocks that the view names. `unshared` counts every entry as a block of its own (paging
+alone), `reserved` is what a contiguous cache would hold, `saved = unshared - fair_share`.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ class Ledger:
             self._drop_table(stored, key)
 
     def _store(self, sequence: Sequence) -> None:
-        if sequence.conversation == SYSTEM:
+        if sequence.conversation == SYSTEM or sequence.closed:
             return
         stored = self._open.get(sequence.conversation)
         if stored is None:
             stored = self._open[sequence.conversation] = _Stored(self.now)
             while len(self._open) > self.max_open:
-                self.close(next(iter(self._open)))
+                self._forget(next(iter(self._open)))
         stored.touched = self.now
         self._open.move_to_end(sequence.conversation)
         if sequence.id in stored.tables:
@@ -245,7 +245,16 @@ class Ledger:
             self._open.move_to_end(conversation)
 
     def close(self, conversation: str) -> None:
-        """The conversation is no longer open; its blocks may stay retained."""
+        """The conversation is no longer open; its blocks may stay retained.
+
+        What still runs of it counts as running until it ends, and is not kept open afterwards.
+        """
+        for sequence in self.memory.live:
+            if sequence.conversation == conversation:
+                sequence.closed = True
+        self._forget(conversation)
+
+    def _forget(self, conversation: str) -> None:
         stored = self._open.pop(conversation, None)
         if stored is not None:
             for key in list(stored.tables):
@@ -256,7 +265,7 @@ class Ledger:
             name, stored = next(iter(self._open.items()))
             if self.now - stored.touched <= self.idle_s:
                 return
-            self.close(name)
+            self._forget(name)
 
     # -- views -----------------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class KVMemory:
         if not self.sharing:
             return Match()
         pairs, end, size = sequence.pairs, len(sequence.pairs), self.block_size
-        nodes = self.tree.descend(pairs, end)
+        nodes = list(self.tree.descend(pairs, end, sequence.known))
         parent, at = (nodes[-1] if nodes else self.tree.root), len(nodes) * size
         partial, slots = self.tree.best_partial(parent, pairs, at, end)
         takeover = (
@@ -176,7 +176,7 @@ class KVMemory:
         size = self.block_size
         for node in match.nodes:
             self._read(sequence, node)
-        sequence.nodes = list(match.nodes)
+        sequence.nodes, sequence.known = list(match.nodes), []
         if match.partial is not None:
             node = match.partial
             if match.takeover:
@@ -222,21 +222,26 @@ class KVMemory:
                 self.tree.tag(match.nodes[index], span.document)
 
     def _announce(self, sequence: Sequence) -> None:
-        """Tell newcomers which whole prompt blocks this sequence is going to compute."""
+        """Tell newcomers which whole prompt blocks this sequence is going to compute.
+
+        Where somebody has announced one already, this sequence was admitted because that one makes no
+        progress: it succeeds to the announcement, so that the others wait for it and do not all compute.
+        """
         if not self.sharing or sequence.index_limit is not None:
             return
         size = self.block_size
         parent = sequence.nodes[-1] if sequence.nodes else self.tree.root
         for start in range(len(sequence.nodes) * size, len(sequence.tokens) - size + 1, size):
-            node = self.tree.add_pending(
-                parent,
-                tuple(sequence.pairs[start : start + size]),
-                self._private(sequence, start + size),
-                sequence.documents_in(start, start + size),
-                sequence,
-            )
+            key = tuple(sequence.pairs[start : start + size])
+            documents = sequence.documents_in(start, start + size)
+            private = self._private(sequence, start + size)
+            node = self.tree.add_pending(parent, key, private, documents, sequence)
             if node is None:
-                return
+                node = self.tree.take_pending(parent, key, sequence)
+                if node is None:
+                    return
+                for document in documents:
+                    self.tree.tag(node, document)
             sequence.pending.append(node)
             parent = node
 
@@ -250,7 +255,8 @@ class KVMemory:
         """Make the slots from `sequence.computed` to `end` writable: all of them, or none and False.
 
         Takes the missing blocks, and copies a block that is published or has other readers before its
-        first write.
+        first write. Where there is no room for such a copy and nobody else reads the block, it is taken
+        out of the index instead and written in place.
         """
         size, pool = self.block_size, self.pool
         missing = max(0, self.blocks_for(end) - len(sequence.table))
@@ -261,7 +267,9 @@ class KVMemory:
             if end > sequence.computed and not self._writable(sequence, index)
         ]
         if missing + len(copied) > pool.allocatable:
-            return False
+            copied = [index for index in copied if not self._reclaim(sequence, index)]
+            if missing + len(copied) > pool.allocatable:
+                return False
         for index in copied:
             valid = sequence.computed - index * size
             source = sequence.table[index]
@@ -275,6 +283,26 @@ class KVMemory:
             kept = max(0, sequence.promised - missing)
             self.promised -= sequence.promised - kept
             sequence.promised = kept
+        return True
+
+    def _reclaim(self, sequence: Sequence, index: int) -> bool:
+        """Evict a block that `sequence` alone reads from the index, with what is retained below it."""
+        block = sequence.table[index]
+        node = self.pool.node[block]
+        if node is None or self.pool.readers[block] != {sequence}:
+            return False
+        below = [node]
+        for member in below:
+            used = member is not node and self.pool.readers[member.block]
+            if self.pool.locks[member.block] or used:
+                return False
+            below.extend(child for bucket in member.children.values() for child in bucket.values())
+            below.extend(member.tails)
+        for removed in self.tree.unlink(node):
+            self.counters.evictions += 1
+            self.events.add("evicted", removed.block, "")
+            self.pool.free_if_unused(removed.block)
+        del sequence.nodes[index:]
         return True
 
     def _writable(self, sequence: Sequence, index: int) -> bool:

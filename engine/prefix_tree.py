@@ -106,10 +106,17 @@ class PrefixTree:
 
     # -- looking ---------------------------------------------------------------------------------------
 
-    def descend(self, pairs: Sequence[int], end: int) -> list[Node]:
-        """Published nodes that spell a prefix of `pairs[:end]`, whole blocks only."""
-        size, node, path = self.pool.block_size, self.root, []
-        for start in range(0, end - size + 1, size):
+    def descend(self, pairs: Sequence[int], end: int, known: list[Node] | None = None) -> list[Node]:
+        """Published nodes that spell a prefix of `pairs[:end]`, whole blocks only.
+
+        known   what an earlier call found for the same pairs. It is brought up to date and returned: a
+                node never outlives its ancestors, so the path is good up to its last node that is alive.
+        """
+        path: list[Node] = [] if known is None else known
+        while path and not path[-1].alive:
+            path.pop()
+        size, node = self.pool.block_size, path[-1] if path else self.root
+        for start in range(len(path) * size, end - size + 1, size):
             found = node.child(tuple(pairs[start : start + size]))
             if found is None:
                 break
@@ -194,6 +201,15 @@ class PrefixTree:
         node.producer = producer
         parent.pending[key] = node
         self._tag(node, documents)
+        return node
+
+    def take_pending(self, parent: Node, key: Key, successor: RunningSequence) -> Node | None:
+        """`successor` computes this pending block from now on; None where nobody has announced it."""
+        node = parent.pending.get(key)
+        if node is not None:
+            if node.producer is not None:
+                node.producer.pending.remove(node)
+            node.producer = successor
         return node
 
     def drop_pending(self, node: Node) -> None:
@@ -307,6 +323,10 @@ class PrefixTree:
                 heapq.heapify(self._heap)
             self._pushes += 1
             heapq.heappush(self._heap, (self._rank(node), self._pushes, node))
+
+    def queued(self) -> set[int]:
+        """`id` of each node that has a valid place in the eviction order, for the integrity check."""
+        return {id(entry[2]) for entry in self._heap if self._current(entry)}
 
     def _current(self, entry: tuple[int, int, Node]) -> bool:
         return self.evictable(entry[2]) and entry[0] == self._rank(entry[2])

@@ -28,13 +28,13 @@ class Limits:
     """What one step and one principal may take.
 
     max_batch_tokens            tokens of one step, decodes included
-    max_running, max_queued     sequences in all
-    *_per_principal             the same for one principal
+    max_running, max_queued     sequences in all; a request for n choices counts as n when it runs
+    *_per_principal             the same for one principal (with nothing running, one request always may)
     pool_share_per_principal    share of the pool that the blocks read by one principal alone may take;
                                 a principal with nothing running is always allowed one request
     max_overtakes               how often a request may be passed over before it is strictly next
     stalled_rounds              rounds without progress after which a shared prefill is not waited for
-    match_window                waiting requests considered in one round
+    match_window                waiting requests considered in one round, a quarter of them of one principal
     """
 
     max_batch_tokens: int = 512
@@ -137,6 +137,7 @@ class Scheduler:
         if need > capacity:
             raise PoolTooSmall(need, capacity, self.memory.block_size)
         self.memory.fork(parent, child)
+        parent.width = max(1, parent.width - 1)
         child.state = State.RUNNING
         self.running.append(child)
 
@@ -165,7 +166,7 @@ class Scheduler:
         self._lend_priority()
         budget = self._continue_running(step)
         if not step.preempted:
-            budget = self._admit(step, budget)
+            self._grow(step, self._admit(step, budget))
         if not step.chunks and self.waiting and not self.running:
             # Nothing runs, so nothing will be given back: what does not fit now never will.
             head = min(self.waiting, key=lambda s: (s.priority.value, s.arrival))
@@ -205,12 +206,17 @@ class Scheduler:
         order = sorted(self.running, key=lambda s: (s.effective_priority, s.arrival, s.choice))
         decodes = [s for s in order if len(s) - s.computed <= 1]
         prefills = [s for s in order if len(s) - s.computed > 1]
+        # Batch prefills leave room for interactive newcomers; `_grow` gives back what those do not take.
+        newcomers = any(s.priority is Priority.INTERACTIVE for s in self.waiting)
+        background = max(1, budget // 4) if newcomers else budget
         for sequence in decodes + prefills:
-            if budget <= 0:
-                break
             if sequence.state is not State.RUNNING:
                 continue
-            chunk = _chunk(sequence, budget)
+            batch_prefill = sequence.effective_priority > 0 and len(sequence) - sequence.computed > 1
+            allowed = min(budget, background) if batch_prefill else budget
+            if allowed <= 0:
+                break
+            chunk = _chunk(sequence, allowed)
             while not self.memory.prepare(sequence, chunk.end):
                 victim = self._victim()
                 budget += self._preempt(victim, step)
@@ -219,7 +225,17 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 step.chunks.append(chunk)
                 budget -= chunk.count
+                background -= chunk.count if batch_prefill else 0
         return budget
+
+    def _grow(self, step: Step, budget: int) -> None:
+        """Give the tokens that are left to the prefill chunks of this step, as far as memory goes."""
+        for chunk in step.chunks:
+            more = min(budget, len(chunk.sequence) - chunk.end)
+            if more > 0 and self.memory.prepare(chunk.sequence, chunk.end + more):
+                chunk.count += more
+                chunk.sample = chunk.end == len(chunk.sequence)
+                budget -= more
 
     def _victim(self) -> Sequence:
         """Whose private work is cheapest to redo; never the oldest of the best priority."""
@@ -231,7 +247,7 @@ class Scheduler:
         alone = {s.id: int((count[s.table_array()] == 1).sum()) for s in candidates}
         return min(
             candidates,
-            key=lambda s: (-s.priority.value, alone[s.id] == 0, alone[s.id], -s.arrival, -s.choice),
+            key=lambda s: (-s.effective_priority, alone[s.id] == 0, alone[s.id], -s.arrival, -s.choice),
         )
 
     def _preempt(self, victim: Sequence, step: Step) -> int:
@@ -260,7 +276,7 @@ class Scheduler:
         return (1, sequence.priority.value, -match.tokens(self.memory.block_size), sequence.arrival)
 
     def _admit(self, step: Step, budget: int) -> int:
-        while budget > 0 and self.waiting and len(self.running) < self.limits.max_running:
+        while budget > 0 and self.waiting:
             chosen = self._next_to_admit()
             if chosen is None:
                 break
@@ -274,30 +290,56 @@ class Scheduler:
         return budget
 
     def _next_to_admit(self) -> tuple[Sequence, Match] | None:
-        self.waiting.sort(key=lambda s: (s.priority.value, s.arrival, s.choice))
-        urgent = [s for s in self.waiting if self._urgent(s)]
-        window = dict.fromkeys([*urgent, *self.waiting[: self.limits.match_window]])
+        places: Counter[str] = Counter()
+        for running in self.running:
+            places[running.principal] += running.width
+        free_places = self.limits.max_running - places.total()
+        if free_places <= 0:
+            return None
+        window = self._window(places)
         matches = {sequence: self.memory.match(sequence) for sequence in window}
-        running = Counter(s.principal for s in self.running)
         # Room for the next block of everybody who runs, so that an admission does not lead to a preemption.
         headroom = min(len(self.running), self.memory.pool.num_blocks // 16)
+        alone: dict[str, int] = {}
         for sequence in sorted(window, key=lambda s: self._rank(s, matches[s])):
             sequence.waiting_for = "queue"
-            if running[sequence.principal] >= self.limits.max_running_per_principal:
-                continue
             match = matches[sequence]
             if self._waits_for_prefill(sequence, match):
                 sequence.waiting_for = "prefill"
                 continue
-            if running[sequence.principal] and not self._within_share(sequence, match):
+            if not self._within_share(sequence, match, alone):
                 continue
-            if self.memory.fits(sequence, match, headroom):
-                return sequence, match
-            sequence.waiting_for = "memory"
+            if sequence.width <= free_places or not self.running:
+                if self.memory.fits(sequence, match, headroom):
+                    return sequence, match
+                sequence.waiting_for = "memory"
             if self._urgent(sequence) or sequence.state is State.PREEMPTED:
                 # What becomes free is kept for it; nobody else gets in before.
                 return None
         return None
+
+    def _window(self, places: Counter[str]) -> list[Sequence]:
+        """The waiting requests to consider now: urgent ones, then by priority and arrival.
+
+        Those whose principal has all its places in use are left out, and nobody has more than a quarter:
+        however long one principal's line is, it does not hide the others behind it.
+        """
+        self.waiting.sort(key=lambda s: (s.priority.value, s.arrival, s.choice))
+        limit, size = self.limits.max_running_per_principal, self.limits.match_window
+        window: list[Sequence] = []
+        considered: Counter[str] = Counter()
+        for sequence in sorted(self.waiting, key=lambda s: not self._urgent(s)):
+            if len(window) >= size:
+                break
+            taken = places[sequence.principal]
+            if (taken and taken + sequence.width > limit) or considered[sequence.principal] >= max(
+                1, size // 4
+            ):
+                sequence.waiting_for = "queue"
+                continue
+            considered[sequence.principal] += 1
+            window.append(sequence)
+        return window
 
     def _waits_for_prefill(self, sequence: Sequence, match: Match) -> bool:
         """True while somebody else computes the next whole block of this prompt and gets on with it."""
@@ -313,20 +355,17 @@ class Scheduler:
             )
         return self._round - sequence.wait_round < self.limits.stalled_rounds
 
-    def _within_share(self, sequence: Sequence, match: Match) -> bool:
-        share = self.limits.pool_share_per_principal
-        if share >= 1.0:
+    def _within_share(self, sequence: Sequence, match: Match, alone: dict[str, int]) -> bool:
+        """Whether the principal's share of the pool has room for it; `alone` remembers what is in use."""
+        share, principal, memory = self.limits.pool_share_per_principal, sequence.principal, self.memory
+        if share >= 1.0 or not any(s.principal == principal for s in self.running):
             return True
-        memory = self.memory
-        alone = {
-            block
-            for other in self.running
-            if other.principal == sequence.principal
-            for block in other.table
-            if all(r.principal == sequence.principal for r in memory.pool.readers[block])
-        }
+        if principal not in alone:
+            mine = {block for s in self.running if s.principal == principal for block in s.table}
+            readers = memory.pool.readers
+            alone[principal] = sum(all(r.principal == principal for r in readers[block]) for block in mine)
         fresh = memory.blocks_for(len(sequence) + 1) - len(match.nodes)
-        return len(alone) + fresh <= share * memory.pool.num_blocks
+        return alone[principal] + fresh <= share * memory.pool.num_blocks
 
     def _start(self, step: Step, sequence: Sequence, match: Match) -> None:
         self.memory.admit(sequence, match)

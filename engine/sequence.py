@@ -47,7 +47,8 @@ class ScopeTable:
     def pairs(self, tokens: Iterable[int], scope: Scope) -> list[int]:
         """Tokens of one scope as pairs. Raises `InvalidRequest` for a token outside 0 … 2³²−1."""
         base = self.number(scope) << _TOKEN_BITS
-        out = [base | token for token in tokens]
+        # Added, not or-ed: a token of 33 bits would vanish in the scope's own bits and pass the check below.
+        out = [base + token for token in tokens]
         if out and not (base <= min(out) and max(out) < base + (1 << _TOKEN_BITS)):
             raise InvalidRequest("a token id lies outside 0 to 2**32 - 1.")
         return out
@@ -87,12 +88,16 @@ class Sequence:
                     from there on was deleted while the sequence lived)
     pending         nodes that announce which prompt blocks it is computing
     promised        blocks that admission counted for the prompt and that are not taken yet
+    width           running places it stands for: the choices still to be forked from it, itself included
+    known           tree nodes that a look at the tree has found while it waits (dead ones at the end)
+    closed          its conversation was closed: its page table does not stay open when it ends
     """
 
     __slots__ = (
         "admitted_at",
         "arrival",
         "choice",
+        "closed",
         "computed",
         "conversation",
         "deadline",
@@ -100,6 +105,7 @@ class Sequence:
         "drafts",
         "id",
         "index_limit",
+        "known",
         "lent",
         "max_tokens",
         "nodes",
@@ -122,6 +128,7 @@ class Sequence:
         "wait_round",
         "wait_seen",
         "waiting_for",
+        "width",
     )
 
     def __init__(
@@ -137,6 +144,7 @@ class Sequence:
         priority: Priority = Priority.INTERACTIVE,
         deadline: float | None = None,
         owner: Any = None,
+        width: int = 1,
     ) -> None:
         self.id = next(_ids)
         self.arrival = self.id
@@ -167,6 +175,9 @@ class Sequence:
         self.table: list[int] = []
         self.table_cache: NDArray[np.int64] | None = None
         self.nodes: list[Node] = []
+        self.known: list[Node] = []
+        self.closed = False
+        self.width = width
         self.computed = 0
         self.index_limit: int | None = None
         self.promised = 0
@@ -223,7 +234,7 @@ class Sequence:
             other.private_from = None
         other.table, other.nodes, other.table_cache = [], [], None
         other.computed = other.promised = other.preemptions = other.overtaken = 0
-        other.pending = []
+        other.pending, other.known, other.width = [], [], 1
         other.wait_on = other.lent = other.admitted_at = None
         other.wait_seen, other.wait_round, other.drafts = -1, 0, []
         other.state = State.WAITING
