@@ -167,3 +167,10 @@ def test_malformed_question_lines_are_refused_with_their_number() -> None:
     record = json.loads(data.QUESTION_FILE.read_text(encoding="utf-8").split("\n")[0])
     with pytest.raises(data.SampleDataError, match="line 9"):
         data._parse_question(json.dumps({**record, "split": "train"}), 9)
+
+
+def test_the_readme_shows_a_line_of_the_file() -> None:
+    readme = (data.FOLDER / "README.md").read_text(encoding="utf-8")
+    shown = json.loads(readme.split("```json\n")[1].split("```")[0])
+    lines = data.QUESTION_FILE.read_text(encoding="utf-8").splitlines()
+    assert shown in [json.loads(line) for line in lines]
