@@ -172,6 +172,11 @@ class Scheduler:
             head = min(self.waiting, key=lambda s: (s.priority.value, s.arrival))
             needed = self.memory.need(head)
             self._fail(step, head, PoolTooSmall(needed, self.memory.pool.allocatable, self.memory.block_size))
+        for waiter in self.waiting:
+            if waiter.wait_on is not None and waiter.wait_on.state is not State.RUNNING:
+                waiter.wait_on = None
+                if waiter.waiting_for == "prefill":
+                    waiter.waiting_for = "queue"
         step.copies = self.memory.step_copies()
         return step
 

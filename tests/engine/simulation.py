@@ -1,48 +1,121 @@
-"""The real pool, tree and scheduler over a fake KV cache whose slots hold the token that was written.
+"""The real pool, tree, scheduler and ledger over a fake KV cache whose slots hold what was written.
 
 Every step executes its copies and writes on the fake cache, then reads every sequence back through its
-page table: what it finds must be exactly the sequence's own (scope, token) pairs. An unwritten slot holds
-`EMPTY`, which no pair equals.
+page table: what it finds must be exactly the sequence's own (scope, token) pairs, up to where it has
+computed. An unwritten slot holds `EMPTY`, which no pair equals, and a freed block is emptied. After every
+operation `verify` recomputes all accounts and asks the oracle.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
-from fractions import Fraction
+from collections import Counter
+from typing import Any
 
 import numpy as np
 
-from engine.errors import EngineError, LimitReached, PoolTooSmall
+from engine.errors import EngineError
 from engine.integrity import check
-from engine.memory import KVMemory
+from engine.ledger import Ledger
+from engine.memory import KVMemory, Match
 from engine.scheduler import Limits, Scheduler, Step
 from engine.sequence import Sequence, State
-from engine.types import Priority, Scope, Segment
+from engine.types import ModelShape, Scope, Segment
+from tests.engine.oracle import WHOLE, Oracle
 
 EMPTY = -1
+SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=3, itemsize=2, max_context=64)
 
 
 class Simulation:
     def __init__(
-        self, num_blocks: int, block_size: int, *, limits: Limits | None = None, sharing: bool = True
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        limits: Limits | None = None,
+        sharing: bool = True,
+        document_bonus: int = 32,
     ) -> None:
-        self.memory = KVMemory(num_blocks, block_size, sharing=sharing)
+        self.memory = KVMemory(num_blocks, block_size, sharing=sharing, document_bonus=document_bonus)
         self.scheduler = Scheduler(self.memory, limits or Limits(max_batch_tokens=64, max_running=8))
+        self.ledger = Ledger(self.memory, self.scheduler, SHAPE, idle_s=100.0)
+        self.oracle = Oracle(block_size, sharing)
         self.cache = np.full((num_blocks, block_size), EMPTY, dtype=np.int64)
         self.finished: list[Sequence] = []
         self.failed: list[tuple[Sequence, EngineError]] = []
+        self.counts: Counter[str] = Counter()
         self.operations = 0
         self.computed_tokens = 0
+        self.now = 0.0
+        self.freed = [0] * num_blocks
+        self._stalled: dict[Sequence, tuple[Sequence, int, int]] = {}
+        self._asked = self._skipped = 0
+        self._pinned: set[Any] = set()
+        self._watch()
 
-    def sequence(self, segments: list[Segment], **options: object) -> Sequence:
-        settings: dict[str, object] = dict(
-            output_scope=Scope.account("a"), principal="p", conversation="c", max_tokens=4
-        )
-        settings.update(options)
-        return Sequence(segments, self.memory.scopes, **settings)  # type: ignore[arg-type]
+    def _watch(self) -> None:
+        """See frees, admissions and releases from outside."""
+        pool, memory = self.memory.pool, self.memory
+        add, admit, released, admitted = pool.extents.add, memory.admit, memory.on_release, memory.on_admit
 
-    def submit(self, segments: list[Segment], **options: object) -> Sequence | None:
+        def freeing(block: int) -> None:
+            self.freed[block] += 1
+            add(block)
+            self.cache[block] = EMPTY
+
+        def admitting(sequence: Sequence, match: Match) -> None:
+            self._check_hit(sequence, match.tokens(memory.block_size))
+            if match.takeover:
+                assert not pool.readers[match.partial.block], "a tail that somebody reads is taken over"
+            admit(sequence, match)
+
+        def releasing(sequence: Sequence) -> None:
+            assert released is not None
+            released(sequence)
+            if not sequence.closed:
+                blocks = sequence.table[: memory.blocks_for(sequence.computed)]
+                kept = self.oracle.stored.setdefault(sequence.conversation, {})
+                kept[sequence.id] = [(b, self.freed[b]) for b in blocks]
+
+        def reading(sequence: Sequence) -> None:
+            assert admitted is not None
+            admitted(sequence)
+            stored = self.oracle.stored.get(sequence.conversation, {})
+            others = any(
+                s.conversation == sequence.conversation and s is not sequence for s in self.scheduler.running
+            )
+            alive = {s.id for s in memory.live}
+            for key in list(stored):
+                if key == sequence.id or not (others or key in alive):
+                    del stored[key]
+
+        pool.extents.add = freeing  # type: ignore[method-assign]
+        memory.admit = admitting  # type: ignore[method-assign]
+        memory.on_release, memory.on_admit = releasing, reading
+
+    def _check_hit(self, sequence: Sequence, hit: int) -> None:
+        must, may = self.oracle.bounds(sequence)
+        assert hit <= may, f"{sequence} hits {hit} tokens and only {may} of it were ever accepted"
+        if not self.memory.counters.evictions:
+            spare = self.memory.pool.num_blocks - self.memory.pool.held
+            if spare > 2 * self.memory.need(sequence) + 4 and self.memory.promised == 0:
+                self.counts["lower bound"] += must > 0
+                assert hit >= must, f"{sequence} hits {hit} tokens and {must} of it are published"
+        self.oracle.reuse += hit
+
+    # -- what callers do -------------------------------------------------------------------------------
+
+    def sequence(self, segments: list[Segment], **options: Any) -> Sequence:
+        settings: dict[str, Any] = {
+            "output_scope": Scope.account("a"),
+            "principal": "p",
+            "conversation": "c",
+            "max_tokens": 4,
+            **options,
+        }
+        return Sequence(segments, self.memory.scopes, **settings)
+
+    def submit(self, segments: list[Segment], **options: Any) -> Sequence | None:
         sequence = self.sequence(segments, **options)
         try:
             self.scheduler.add(sequence)
@@ -51,20 +124,46 @@ class Simulation:
             return None
         return sequence
 
+    def unlink(self, document: str) -> int:
+        self._pinned = set()
+        gone = self.memory.unlink_document(document)
+        self.oracle.unlink(document, self.memory.live)
+        return gone
+
+    def unpin(self, document: str) -> None:
+        self._pinned = set()
+        self.memory.unpin_document(document)
+
+    def close(self, conversation: str) -> None:
+        self.ledger.close(conversation)
+        self.oracle.stored.pop(conversation, None)
+
+    def evict(self) -> bool:
+        """What an allocation does when nothing is free."""
+        victim = self.memory.tree.next_victim()
+        if victim is not None:
+            self.memory._evict(victim)
+        return victim is not None
+
+    # -- a step ----------------------------------------------------------------------------------------
+
     def execute(self, step: Step) -> None:
         """What the runner does, on integers."""
-        size = self.memory.block_size
+        size, pool = self.memory.block_size, self.memory.pool
         for copy in step.copies:
+            assert not pool.readers[copy.target] - {c.sequence for c in step.chunks}, "a copy for nobody"
             self.cache[copy.target, : copy.slots] = self.cache[copy.source, : copy.slots]
             self.cache[copy.target, copy.slots :] = EMPTY
+        indexed = {node.block for node in self.memory.tree.walk()}
         written: set[tuple[int, int]] = set()
         for chunk in step.chunks:
             s = chunk.sequence
-            for position in range(chunk.start, chunk.end):
-                if position < chunk.write_from:
-                    continue
-                slot = (s.table[position // size], position % size)
+            for position in range(max(chunk.start, chunk.write_from), chunk.end):
+                block = s.table[position // size]
+                slot = (block, position % size)
                 assert slot not in written, "two sequences write one slot"
+                assert block not in indexed, f"published block {block} is written"
+                assert pool.readers[block] == {s}, f"block {block} is written beside another reader"
                 written.add(slot)
                 self.cache[slot] = s.pairs[position]
                 self.computed_tokens += 1
@@ -73,41 +172,112 @@ class Simulation:
 
     def read_back(self, s: Sequence, end: int) -> None:
         size = self.memory.block_size
-        for position in range(end):
-            found = self.cache[s.table[position // size], position % size]
-            assert found == s.pairs[position], f"{s} reads another's token at {position}"
+        table = np.asarray(s.table[: -(-end // size)], dtype=np.int64)
+        found = self.cache[table].reshape(-1)[:end].tolist()
+        assert found == s.pairs[:end], f"{s} reads another's token"
 
     def step(self, token: int | None = None, *, fail: set[Sequence] = frozenset(), now: float = 0.0) -> Step:
         """Schedule, execute, accept; each sequence that samples gets `token` (or its length modulo 7)."""
+        running = list(self.scheduler.running)
+        hits = {s: s.admitted_at is None for s in self.scheduler.waiting}
         step = self.scheduler.schedule(now)
         self.failed.extend(step.failed)
+        self._check_step(step, running)
+        for s, reused in step.admitted:
+            if hits[s] and s.choice == 0:
+                self._asked, self._skipped = self._asked + s.prompt_len, self._skipped + reused
         self.execute(step)
+        for s in fail:
+            self.scheduler.remove(s)
+            self.counts["failures"] += 1
+            self.counts["losses"] += 1
         self.memory.finish_copies()
         for chunk in step.chunks:
             s = chunk.sequence
             if s in fail:
-                self.scheduler.remove(s, keep_tail=False)
                 continue
             self.scheduler.accept(chunk)
+            self.oracle.accept(s, chunk.end)
             if chunk.sample:
                 s.append(len(s) % 7 if token is None else token, self.memory.scopes)
                 if s.generated >= s.max_tokens:
                     self.scheduler.remove(s)
                     self.finished.append(s)
+                    self.counts["finished"] += 1
         self.verify()
         return step
 
+    def _check_step(self, step: Step, running: list[Sequence]) -> None:
+        """The scheduler's promises about one step."""
+        limits = self.scheduler.limits
+        gone = {s for s, _ in step.failed}
+        assert step.tokens <= limits.max_batch_tokens, "a step is larger than its budget"
+        assert len({c.sequence for c in step.chunks}) == len(step.chunks), "a sequence runs twice in a step"
+        busy = self.scheduler.running or self.scheduler.waiting
+        assert step.chunks or not busy, "somebody is in line and nothing runs"
+        assert all(c.count > 0 for c in step.chunks), "an empty chunk"
+        oldest = min(
+            (s for s in running if s not in gone),
+            key=lambda s: (s.priority.value, s.arrival, s.choice),
+            default=None,
+        )
+        assert oldest is None or oldest not in step.preempted, "the protected sequence was preempted"
+        for s in self.scheduler.waiting:
+            if s.waiting_for != "prefill":
+                self._stalled.pop(s, None)
+                continue
+            producer = s.wait_on
+            assert producer is not None, "it waits for nobody's prefill"
+            assert producer.state is State.RUNNING, "it waits for one that does not run"
+            last, computed, rounds = self._stalled.get(s, (producer, -1, 0))
+            same = last is producer and computed == producer.computed
+            self._stalled[s] = (producer, producer.computed, rounds + 1 if same else 0)
+            assert rounds <= limits.stalled_rounds + 1, "it waits for a stalled prefill"
+
+    # -- after every operation -------------------------------------------------------------------------
+
     def verify(self) -> None:
         self.operations += 1
-        check(self.memory)
-        pool = self.memory.pool
+        memory, pool = self.memory, self.memory.pool
+        check(memory)
         assert pool.free + pool.retained + pool.held == pool.num_blocks
-        for s in self.memory.live:
+        for s in memory.live:
             self.read_back(s, s.computed)
-        shares = sum(
-            (Fraction(1, len(pool.readers[b])) for s in self.scheduler.running for b in s.table), Fraction(0)
+        for node in memory.tree.walk():
+            found = self.cache[node.block, : len(node.key)].tolist()
+            assert found == list(node.key), f"the index says another thing than block {node.block} holds"
+        self.oracle.check_sharing(memory.live)
+        for node in self._pinned:
+            assert node.alive, f"pinned block {node.block} was evicted"
+        self._pinned = set(memory.tree.pinned)
+        done = self.scheduler.counters
+        assert (done.prompt_tokens, done.prompt_tokens_skipped) == (self._asked, self._skipped)
+        self._check_ledger()
+
+    def _check_ledger(self) -> None:
+        """Both views: every row against the oracle's, the sum to the byte."""
+        self.now += 1.0
+        self.ledger.tick(self.now)
+        snapshot = self.ledger.snapshot()
+        open_now = set(self.ledger._open)
+        self.oracle.stored = {name: kept for name, kept in self.oracle.stored.items() if name in open_now}
+        views = self.oracle.shares(self.scheduler.running, self.freed)
+        for rows, totals, (want, blocks) in (
+            (snapshot.running, snapshot.totals_running, views[0]),
+            (snapshot.open, snapshot.totals_open, views[1]),
+        ):
+            unit = self.ledger.block_bytes
+            found = {name: row.fair_share * WHOLE for name, row in rows.items() if row.blocks}
+            assert found == {name: share * unit for name, share in want.items()}, "a fair share is wrong"
+            assert sum(row.fair_share for row in rows.values()) == totals.physical_bytes == blocks * unit
+            assert sum(row.unshared_bytes for row in rows.values()) == totals.unshared_bytes
+            assert all(row.saved >= 0 for row in rows.values()), "somebody saves less than nothing"
+        assert (snapshot.free, snapshot.held, snapshot.retained) == (
+            self.memory.pool.free,
+            self.memory.pool.held,
+            self.memory.pool.retained,
         )
-        assert shares == pool.held
+        assert snapshot.utilisation is None or 0 < snapshot.utilisation <= 1
 
     def drain(self, limit: int = 10_000) -> None:
         for _ in range(limit):
@@ -115,79 +285,3 @@ class Simulation:
                 return
             self.step()
         raise AssertionError(f"work did not end in {limit} steps")
-
-
-class RandomDriver:
-    """Random operations over few tokens, few documents and tiny pools, so that everything collides."""
-
-    def __init__(self, seed: int, num_blocks: int, block_size: int) -> None:
-        self.random = random.Random(seed)
-        limits = Limits(
-            max_batch_tokens=self.random.choice([3, 8, 40]),
-            max_running=self.random.choice([2, 4, 8]),
-            max_overtakes=3,
-            pool_share_per_principal=self.random.choice([1.0, 0.5]),
-        )
-        self.sim = Simulation(num_blocks, block_size, limits=limits)
-        self.documents = {
-            f"d{i}": [self.random.randrange(3) for _ in range(self.random.randrange(1, 3 * block_size + 2))]
-            for i in range(4)
-        }
-        self.conversations: list[list[Segment]] = []
-
-    def segments(self) -> list[Segment]:
-        r, size = self.random, self.sim.memory.block_size
-        if self.conversations and r.random() < 0.4:
-            return [*r.choice(self.conversations)]
-        out = [Segment([r.randrange(2)] * r.randrange(1, size + 2), Scope.public(), "instructions")]
-        for name in r.sample(sorted(self.documents), r.randrange(0, 3)):
-            out.append(
-                Segment(self.documents[name], Scope.collection(f"c{int(name[1]) % 2}"), "document", name)
-            )
-        account = Scope.account(r.choice("ab"))
-        out.append(
-            Segment([r.randrange(3) for _ in range(r.randrange(1, 2 * size + 2))], account, "question")
-        )
-        self.conversations = [*self.conversations, out][-6:]
-        return out
-
-    def operate(self) -> None:
-        r, sim = self.random, self.sim
-        running, waiting = sim.scheduler.running, sim.scheduler.waiting
-        roll = r.random()
-        if roll < 0.22:
-            who = r.choice("ab")
-            sim.submit(
-                self.segments(),
-                principal=who,
-                conversation=f"{who}{r.randrange(3)}",
-                output_scope=Scope.account(who),
-                max_tokens=r.randrange(1, 3 * sim.memory.block_size),
-                priority=r.choice(list(Priority)),
-            )
-        elif roll < 0.75:
-            failing = {r.choice(running)} if running and r.random() < 0.05 else set()
-            sim.step(r.randrange(3), fail=failing)
-            return
-        elif roll < 0.80 and running:
-            sim.scheduler.remove(r.choice(running), keep_tail=r.random() < 0.7)
-        elif roll < 0.83 and waiting:
-            sim.scheduler.remove(r.choice(waiting))
-        elif roll < 0.88 and running:
-            parent = r.choice(running)
-            if parent.computed and len(running) < 10:
-                child = parent.sibling(r.randrange(1, 5), r.randrange(1, parent.computed + 1))
-                child.max_tokens = parent.max_tokens + parent.prompt_len - child.prompt_len
-                with contextlib.suppress(PoolTooSmall):
-                    sim.scheduler.fork(parent, child)
-        elif roll < 0.91 and len(running) > 1:
-            victim = r.choice(running)
-            sim.scheduler._preempt(victim, Step())
-        elif roll < 0.94:
-            sim.memory.unlink_document(r.choice(sorted(self.documents)))
-        elif roll < 0.97:
-            with contextlib.suppress(LimitReached):
-                sim.memory.pin_document(r.choice(sorted(self.documents)))
-        else:
-            sim.memory.unpin_document(r.choice(sorted(self.documents)))
-        sim.verify()
