@@ -93,9 +93,10 @@ class Ingest:
         with self._wake:
             waiters, self._waiters = self._waiters, {}
         for future in (f for futures in waiters.values() for f in futures):
-            future.set_exception(
-                RagError("The server is stopping; the document will be read at its next start.")
-            )
+            if future.set_running_or_notify_cancel():  # who waited may have given up before
+                future.set_exception(
+                    RagError("The server is stopping; the document will be read at its next start.")
+                )
 
     def notify(self) -> None:
         """There is a new job."""
