@@ -39,7 +39,8 @@ _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’-]*")
 #: Words that merely begin a sentence. Any other capitalised word must stand in the passage.
 _OPENING_WORDS = """
 according additionally all also although answer based because both during each every first furthermore however
-instead many most no once only otherwise several since some therefore though thus under until usually while yes yet
+instead many most no once only otherwise several since some therefore though thus under until usually while
+yes yet
 """
 _OPENERS = frozenset(_OPENING_WORDS.split())
 _NEGATION = re.compile(

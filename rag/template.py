@@ -32,6 +32,7 @@ class Tokenizer(Protocol):
     all_special_ids: Any
     added_tokens_decoder: Any
     apply_chat_template: Callable[..., Any]
+    get_chat_template: Callable[..., str]
     encode: Callable[..., Any]
 
 
@@ -155,13 +156,20 @@ def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
             add_generation_prompt=True,
             enable_thinking=False,
             date_string=_FIXED_DATE,
-            strftime_now=lambda format: _FIXED_DATE,
+            chat_template=_without_clock(tokenizer.get_chat_template()),
         )
     except Exception as error:  # templates raise whatever their authors chose, for roles they don't know
         raise UnstableTemplate(f"The model's chat template can't be used: {error}") from error
     if not isinstance(text, str):
         raise UnstableTemplate("The model's chat template gives no text.")
     return text
+
+
+def _without_clock(template: str) -> str:
+    """A template that asks for the time gets a macro of the same name, which always gives the same day."""
+    if "strftime_now" not in template:
+        return template
+    return "{%- macro strftime_now(format) -%}" + _FIXED_DATE + "{%- endmacro -%}" + template
 
 
 def _between(text: str, marks: Sequence[str]) -> list[str]:

@@ -62,6 +62,8 @@ def _word(value: str) -> list[str]:
         value = value[:-2]
     value = _fold(value)[:_MAX_TERM]
     parts = [p for p in re.split(r"[-_.']", value) if p]
+    if not parts:
+        return []
     if len(parts) == 1:
         return [stem(parts[0])]
     # "CL-450" and "v2.1" are found whole as well as by their parts; "don't" only by its parts.

@@ -212,7 +212,9 @@ def sections_from(text: str, headings: list[tuple[int, int, str]], title: str) -
     for index, (start, level, heading) in enumerate(marks):
         while path and path[-1][0] >= level:
             path.pop()
-        path.append((level, heading))
         end = marks[index + 1][0] if index + 1 < len(marks) else len(text)
-        sections.append(Section(start, end, " › ".join(h for _, h in path)[:400], level))
+        titles = [h for _, h in path] + [heading]
+        sections.append(Section(start, end, " › ".join(titles)[:400], level))
+        if level > 0:  # what precedes the first heading is above nothing
+            path.append((level, heading))
     return sections
