@@ -57,7 +57,8 @@ def _visit(
             block = tl.load(blocks + keys // BLOCK_SIZE, mask=inside, other=0)
         else:
             block = tl.load(blocks + keys // BLOCK_SIZE)
-        slot = (block.to(tl.int64) * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
+        # Within one head 32 bits are enough (the launcher checks), and half the registers.
+        slot = (block * BLOCK_SIZE + keys % BLOCK_SIZE) * HEAD_DIM
         if MASKED:
             key_a = tl.load(key_head + slot[None, :] + lane_a[:, None], mask=inside[None, :], other=0.0)
         else:
@@ -106,8 +107,7 @@ def _visit(
 
 
 @triton.jit(
-    do_not_specialize=["tiles_at", "rows_at", "positions_at", "blocks_at", "slots", "q_token", "q_head"],
-    do_not_specialize_on_alignment=["query"],
+    do_not_specialize=["tiles_at", "rows_at", "positions_at", "blocks_at", "slots", "q_token8", "q_head8"],
 )
 def attention_kernel(
     query,
@@ -123,8 +123,8 @@ def attention_kernel(
     positions_at,
     blocks_at,
     slots,
-    q_token,
-    q_head,
+    q_token8,
+    q_head8,
     scale,
     soft_cap,
     KV_HEADS: tl.constexpr,
@@ -141,7 +141,7 @@ def attention_kernel(
 ):
     """Grid (tiles, KV_HEADS).
 
-    query [T, q_heads, head_dim] with strides q_token, q_head, 1; pools [KV_HEADS, slots, head_dim];
+    query [T, q_heads, head_dim] with strides 8 q_token8, 8 q_head8 and 1; pools [KV_HEADS, slots, head_dim];
     output [T, q_heads, head_dim]; partial_out [partials, q_heads, head_dim] and partial_lse [partials,
     q_heads], float32; arrays: the step's int32 vector, `*_at` are starts in it. `scale` and `soft_cap` as
     the host prepares them: without a cap scale carries LOG2E; with one it is scale / cap, and the cap
@@ -167,7 +167,8 @@ def attention_kernel(
     token = tl.load(arrays + rows_at + row_start + local, mask=valid, other=0)
     position = tl.load(arrays + positions_at + token, mask=valid, other=0)
     lane_a = tl.arange(0, HEAD_A)
-    source = query + token.to(tl.int64) * q_token + q_head_index * q_head
+    # Strides arrive in units of 8 elements: so the compiler knows that rows start at 16 bytes.
+    source = query + token.to(tl.int64) * q_token8 * 8 + q_head_index * q_head8 * 8
     query_a = tl.load(source[:, None] + lane_a[None, :], mask=valid[:, None], other=0.0)
     acc_a = tl.zeros((BLOCK_M, HEAD_A), dtype=tl.float32)
     if HEAD_B > 0:
@@ -209,22 +210,23 @@ def attention_kernel(
             acc_a = acc_a * rescale[:, None]
             if HEAD_B > 0:
                 acc_b = acc_b * rescale[:, None]
-        total = tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
-        row = (output + (token.to(tl.int64) * (KV_HEADS * GROUP) + q_head_index) * HEAD_DIM)[:, None]
-        tl.store(row + lane_a[None, :], (acc_a / total).to(output.dtype.element_ty), mask=valid[:, None])
+        divisor = tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
+        whole = (output + (token.to(tl.int64) * (KV_HEADS * GROUP) + q_head_index) * HEAD_DIM)[:, None]
+        kind = output.dtype.element_ty
+        tl.store(whole + lane_a[None, :], (acc_a / divisor).to(kind), mask=valid[:, None])
         if HEAD_B > 0:
             lane_b = HEAD_A + tl.arange(0, HEAD_B)
-            tl.store(row + lane_b[None, :], (acc_b / total).to(output.dtype.element_ty), mask=valid[:, None])
+            tl.store(whole + lane_b[None, :], (acc_b / divisor).to(kind), mask=valid[:, None])
     else:
         found = row_sum > 0.0
         total = tl.where(found, row_sum, 1.0)
         entry = (target + local).to(tl.int64) * (KV_HEADS * GROUP) + q_head_index
         tl.store(partial_lse + entry, tl.where(found, row_max + tl.log2(total), NOTHING), mask=valid)
-        row = (partial_out + entry * HEAD_DIM)[:, None]
-        tl.store(row + lane_a[None, :], acc_a / total[:, None], mask=valid[:, None])
+        part = (partial_out + entry * HEAD_DIM)[:, None]
+        tl.store(part + lane_a[None, :], acc_a / total[:, None], mask=valid[:, None])
         if HEAD_B > 0:
             lane_b = HEAD_A + tl.arange(0, HEAD_B)
-            tl.store(row + lane_b[None, :], acc_b / total[:, None], mask=valid[:, None])
+            tl.store(part + lane_b[None, :], acc_b / total[:, None], mask=valid[:, None])
 
 
 @triton.jit(do_not_specialize=["from_at", "list_at"])

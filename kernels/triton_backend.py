@@ -246,8 +246,8 @@ class TritonBackend:
     ) -> Tensor:
         kv_heads, slots, head_dim = key_pool.shape
         q_heads = query.shape[1]
-        if query.stride(2) != 1:
-            query = query.contiguous()
+        if query.stride(2) != 1 or query.stride(0) % 8 or query.stride(1) % 8 or query.data_ptr() % 16:
+            query = query.contiguous()  # so that every batch meets the one compiled kernel
         where, device = step.where, query.device
         output = torch.empty(query.shape, dtype=query.dtype, device=device)
         partial_out = torch.empty(
@@ -275,8 +275,8 @@ class TritonBackend:
                 where.positions,
                 where.blocks,
                 slots,
-                query.stride(0),
-                query.stride(1),
+                query.stride(0) // 8,
+                query.stride(1) // 8,
                 multiplier,
                 cap,
                 KV_HEADS=kv_heads,
@@ -388,6 +388,8 @@ class TritonBackend:
                 raise KernelError(f"a pool of {tuple(pool.shape)} does not match one of {tuple(first.shape)}")
             if pool.data_ptr() % 16:
                 raise KernelError("a KV pool does not start at a multiple of 16 bytes")
+            if pool.stride(0) >= 1 << 31:
+                raise KernelError(f"one head of a KV pool has {pool.stride(0)} elements; at most 2^31 - 1")
 
 
 def _power_of_two(n: int) -> int:

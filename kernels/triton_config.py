@@ -79,6 +79,16 @@ def shared_bytes(config: TileConfig, head_dim: int, itemsize: int) -> int:
     return 2 * tile * max(1, config.stages - 1) + config.block_m * head_dim * itemsize
 
 
+def register_estimate(config: TileConfig, head_dim: int) -> float:
+    """32-bit registers a thread needs for accumulator, query and scores: the first to spill.
+
+    The budget that `choose` holds it to was found with `kernels.aot`: above it ptxas spills.
+    """
+    accumulator = config.block_m * head_dim
+    scores = config.block_m * config.block_n
+    return (1.25 * accumulator + 1.5 * scores) / (32 * config.warps)
+
+
 def choose(
     *, head_dim: int, group: int, block_size: int, itemsize: int, capability: tuple[int, int]
 ) -> Launch:
@@ -100,19 +110,25 @@ def choose(
         raise KernelError(f"compute capability {capability[0]}.{capability[1]} is below 8.0")
     head_parts(head_dim)
     limit = SHARED_LIMIT.get(capability, SHARED_FALLBACK)
+    # Hopper and data-centre Blackwell multiply straight from shared memory; the others hold operands too.
+    # A head in two parts keeps the addresses and operands of both.
+    one_part = head_parts(head_dim)[1] == 0
+    registers = (130 if one_part else 100) if capability[0] in (9, 10) else (106 if one_part else 80)
 
-    def fit(block_m: int, block_n: int, warps: int, deepest: int) -> TileConfig:
-        while block_n > 16:
-            for stages in range(deepest, 1, -1):
-                config = TileConfig(block_m, block_n, warps, stages)
-                if shared_bytes(config, head_dim, itemsize) * 2 <= limit:
-                    return config
-            block_n //= 2
-        return TileConfig(block_m, block_n, warps, 2)
+    def fit(block_m: int, warps: tuple[int, ...], deepest: int) -> TileConfig | None:
+        for programs in (2, 1):  # a second program hides the first one's waits
+            for count in warps:
+                for block_n in (64, 32):
+                    for stages in range(deepest, 1, -1):
+                        config = TileConfig(block_m, block_n, count, stages)
+                        if register_estimate(config, head_dim) > registers:
+                            continue
+                        if shared_bytes(config, head_dim, itemsize) * programs <= limit:
+                            return config
+        return None
 
-    wide_keys = 64 if head_dim <= 128 else 32
-    return Launch(
-        narrow=fit(16, 64, 4, 4),
-        wide=fit(64, wide_keys, 4, 3),
-        tall=fit(128, wide_keys, 8, 3),
-    )
+    narrow = fit(16, (4,), 4)
+    wide = fit(64, (4, 8), 3)
+    if narrow is None or wide is None:
+        raise KernelError(f"no tile of head dimension {head_dim} fits {limit} bytes of shared memory")
+    return Launch(narrow=narrow, wide=wide, tall=fit(128, (8,), 3) or wide)

@@ -59,7 +59,7 @@ class TilePlan:
 
     rows       packed query row of each entry of a tile's row list
     positions  logical position of each packed query row
-    blocks     physical ids, segment after segment; position `p` of a tile is in `blocks[block_base + p // size]`
+    blocks     physical ids, segment by segment: a tile's position `p` is in `blocks[block_base + p // size]`
     merge_from `[T + 1]`: partial rows of token `t` are `merge_list[merge_from[t]:merge_from[t + 1]]`; none
                where a tile has written the token's output itself
     partials   number of partial rows

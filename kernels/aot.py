@@ -1,0 +1,326 @@
+"""Compile every kernel that the launcher can choose, for every supported GPU, without a GPU.
+
+    python -m kernels.aot            the whole matrix; writes docs/kernels.md and bench/results/kernels.json
+    python -m kernels.aot --quick    the small matrix of continuous integration; writes nothing
+
+Each kernel is compiled by Triton for the named compute capability, and the machine code is read back:
+registers, spills, shared memory, tensor-core instructions, width of the loads. Results are cached under
+the hash of the sources, so a second run is immediate. The exit status is 1 where `faults` finds any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.triton_config import HEAD_DIMS, SHARED_LIMIT, TileConfig, choose, head_parts
+
+CAPABILITIES = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("triton_attention.py", "triton_pool.py", "triton_config.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel to compile. `options`: soft cap, sinks and a sliding window all on."""
+
+    kernel: str  # "attention", "merge", "write", "copy"
+    capability: tuple[int, int]
+    head_dim: int
+    dtype: str = "bf16"
+    tile: str = ""
+    group: int = 4
+    block_size: int = 16
+    options: bool = False
+
+    @property
+    def config(self) -> TileConfig:
+        """The launcher's tile for this shape and chip."""
+        launch = choose(
+            head_dim=self.head_dim,
+            group=self.group,
+            block_size=self.block_size,
+            itemsize=2,
+            capability=self.capability,
+        )
+        config: TileConfig = getattr(launch, self.tile)
+        return config
+
+    @property
+    def configuration(self) -> str:
+        """For people: shape, tile and options in one line."""
+        parts = [f"head {self.head_dim}", self.dtype]
+        if self.kernel == "attention":
+            c = self.config
+            parts += [self.tile, f"{c.block_m}x{c.block_n}", f"{c.warps} warps", f"{c.stages} stages"]
+            parts += [f"group {self.group}", f"block {self.block_size}"]
+            parts += ["cap+sinks+window"] if self.options else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the machine code of one variant holds.
+
+    spills: loads and stores of local memory; wide_loads: of 16 bytes; narrow_loads: of 1 or 2 bytes.
+    """
+
+    kernel: str
+    configuration: str
+    capability: str
+    registers: int
+    spills: int
+    shared_bytes: int
+    shared_limit: int
+    tensor_core: int
+    tensor_instruction: str
+    wide_loads: int
+    narrow_loads: int
+
+
+def matrix(*, quick: bool) -> list[Variant]:
+    """All tiles, head dimensions and chips, with and without options; other groups and blocks on two."""
+    found: list[Variant] = []
+    chips = {(8, 0): (64,), (9, 0): (80,)} if quick else dict.fromkeys(CAPABILITIES, HEAD_DIMS)
+    for capability, dims in chips.items():
+        for head_dim in dims:
+            for tile in ("narrow", "wide", "tall"):
+                for options in (False,) if quick else (False, True):
+                    found.append(Variant("attention", capability, head_dim, tile=tile, options=options))
+            found.append(Variant("merge", capability, head_dim, options=True))
+            found.append(Variant("write", capability, head_dim))
+            found.append(Variant("copy", capability, head_dim))
+        if not quick and capability in ((8, 0), (9, 0)):
+            for group, block_size, dtype in ((1, 16, "fp16"), (3, 32, "bf16"), (16, 32, "fp16")):
+                for tile in ("narrow", "wide"):
+                    found.append(
+                        Variant("attention", capability, 128, dtype, tile, group=group, block_size=block_size)
+                    )
+    return found
+
+
+def _source(variant: Variant) -> tuple[Any, dict[str, Any]]:
+    """Triton's source object and its options: the same arguments as `kernels.triton_backend` passes."""
+    from triton.compiler import ASTSource
+
+    from kernels.triton_attention import attention_kernel, merge_kernel
+    from kernels.triton_pool import copy_kernel, write_kernel
+
+    first, second = head_parts(variant.head_dim)
+    data, on = f"*{variant.dtype}", variant.options
+    sinks = data if on else "constexpr"
+    constants: dict[str, Any] = {} if on else {"sinks": None}
+    warps, stages = 4, 2
+    if variant.kernel == "attention":
+        config = variant.config
+        warps, stages = config.warps, config.stages
+        kernel = attention_kernel
+        types = dict.fromkeys(["query", "key_pool", "value_pool", "output"], data)
+        types |= {"partial_out": "*fp32", "partial_lse": "*fp32", "sinks": sinks, "arrays": "*i32"}
+        types |= dict.fromkeys(["tiles_at", "rows_at", "positions_at", "blocks_at"], "i32")
+        types |= dict.fromkeys(["slots", "q_token8", "q_head8"], "i32") | {
+            "scale": "fp32",
+            "soft_cap": "fp32",
+        }
+        constants |= {
+            "KV_HEADS": 8, "GROUP": variant.group, "HEAD_A": first, "HEAD_B": second,
+            "BLOCK_SIZE": variant.block_size, "WINDOW": 4096 if on else 0, "HAS_CAP": on, "HAS_SINKS": on,
+            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": "tf32",
+        }  # fmt: skip
+    elif variant.kernel == "merge":
+        kernel = merge_kernel
+        warps = 1 if variant.head_dim <= 128 else 2
+        types = {"output": data, "partial_out": "*fp32", "partial_lse": "*fp32", "sinks": sinks}
+        types |= {"arrays": "*i32", "from_at": "i32", "list_at": "i32"}
+        constants |= {"Q_HEADS": 32, "HEAD_A": first, "HEAD_B": second, "HAS_SINKS": on}
+    elif variant.kernel == "write":
+        kernel = write_kernel
+        warps = 1
+        constants = {"HEAD_DIM": variant.head_dim, "LANES": 1 << (variant.head_dim - 1).bit_length()}
+        types = dict.fromkeys(["key", "value", "key_pool", "value_pool"], data) | {"targets": "*i64"}
+        types |= dict.fromkeys(["k_token", "k_head", "v_token", "v_head", "slots"], "i32")
+    else:
+        kernel = copy_kernel
+        lanes = 1 << (variant.head_dim * variant.block_size - 1).bit_length()
+        constants = {"HEAD_DIM": variant.head_dim, "BLOCK_SIZE": variant.block_size, "LANES": lanes}
+        types = {"pools": "*i64", "example": data, "copies": "*i32", "slots": "i32"}
+    signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    # What the launcher guarantees is aligned, and so is specialised at run time as well.
+    loose = {"key", "value"} if variant.kernel == "write" else set()
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*") and name not in loose
+    }
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=attributes)
+    return source, {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+
+
+def compile_variant(variant: Variant) -> Report:
+    """Compile one variant and read its machine code; raises what Triton raises where it cannot."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    warnings.simplefilter("ignore")
+    source, options = _source(variant)
+    major, minor = variant.capability
+    kernel = triton.compile(source, target=GPUTarget("cuda", 10 * major + minor, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = _tool(tools / "cuobjdump", "-res-usage", file.name)
+        code = _tool(tools / "nvdisasm", "-c", file.name)
+    # "/*0a30*/  @!P0 HMMA.16816.F32.BF16 R4, …": the name follows an address and perhaps a predicate.
+    name = r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]+)"
+    found = re.findall(name, code, re.MULTILINE)
+    instructions = Counter(found)
+
+    def count(pattern: str) -> int:
+        return sum(n for name, n in instructions.items() if re.match(pattern, name))
+
+    tensor = [name for name in instructions if re.match(r"(HMMA|HGMMA|UTC\w*MMA|QGMMA)\b", name)]
+    names = {re.sub(r"\.(F32|BF16|F16|TF32|GSB\d+|gsb\d+)\b.*", "", name) for name in tensor}
+    registers = re.search(r"REG:(\d+)", usage)
+    if registers is None:
+        raise RuntimeError(f"cuobjdump names no registers: {usage!r}")
+    return Report(
+        kernel=variant.kernel,
+        configuration=variant.configuration,
+        capability=f"{major}.{minor}",
+        registers=int(registers[1]),
+        spills=count(r"(STL|LDL)\b"),
+        shared_bytes=int(kernel.metadata.shared),
+        shared_limit=SHARED_LIMIT[variant.capability],
+        tensor_core=sum(instructions[name] for name in tensor),
+        tensor_instruction=" ".join(sorted(names)),
+        wide_loads=count(r"(LDG|LDGSTS)\b.*\.128\b"),
+        narrow_loads=count(r"LDG\b.*\.(U8|S8|U16|S16)\b"),
+    )
+
+
+def _tool(program: Path, *arguments: str) -> str:
+    done = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def faults(report: Report, *, products: int = 2) -> list[str]:
+    """What is wrong with a compiled kernel: an empty list is what we want.
+
+    `products`: matrix products a turn of the loop, each of which must have become tensor-core work.
+    """
+    found = []
+    if report.spills:
+        found.append(f"{report.spills} spill instructions")
+    if report.shared_bytes > report.shared_limit:
+        found.append(f"{report.shared_bytes} bytes of shared memory of {report.shared_limit}")
+    if report.kernel == "attention":
+        if report.tensor_core < products:
+            found.append(f"{report.tensor_core} tensor-core instructions for {products} products")
+        if not report.wide_loads:
+            found.append("no 16-byte loads")
+        if report.narrow_loads > 16:  # sinks are read one by one; keys and values never are
+            found.append(f"{report.narrow_loads} loads of one element")
+    return found
+
+
+def _cache_key(variant: Variant) -> str:
+    import triton
+
+    digest = hashlib.sha256(triton.__version__.encode())
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    for function in (_source, compile_variant):
+        digest.update(inspect.getsource(function).encode())
+    digest.update(repr(variant).encode())
+    return digest.hexdigest()[:32]
+
+
+def _cached(arguments: tuple[Variant, Path]) -> Report:
+    variant, cache = arguments
+    path = cache / f"{_cache_key(variant)}.json"
+    if path.exists():
+        return Report(**json.loads(path.read_text()))
+    report = compile_variant(variant)
+    cache.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(report)))
+    return report
+
+
+def _compile_mode() -> None:
+    os.environ["TRITON_INTERPRET"] = "0"
+
+
+def run(variants: list[Variant], *, workers: int, cache: Path) -> Iterable[Report]:
+    """Reports in the order of the variants, compiled in parallel."""
+    context = multiprocessing.get_context("spawn")  # Triton decides at import whether it interprets
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_compile_mode) as pool:
+        yield from pool.map(_cached, [(variant, cache) for variant in variants])
+
+
+def _table(reports: list[Report]) -> str:
+    lines = [
+        "| kernel | configuration | chip | registers | spills | shared KiB (limit) "
+        "| tensor-core instructions | 16-byte loads |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in reports:
+        lines.append(
+            f"| {r.kernel} | {r.configuration} | {r.capability} | {r.registers} | {r.spills} "
+            f"| {r.shared_bytes / 1024:.1f} ({r.shared_limit // 1024}) "
+            f"| {r.tensor_core} {r.tensor_instruction} | {r.wide_loads} |"
+        )
+    return "\n".join(lines)
+
+
+MARKERS = ("<!-- table: begin -->", "<!-- table: end -->")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """See the module's text. Returns the exit status."""
+    parser = argparse.ArgumentParser(description="Compile all Triton kernels ahead of time and check them.")
+    parser.add_argument("--quick", action="store_true", help="small matrix, nothing written")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "coread" / "kernels"
+    parser.add_argument("--cache", type=Path, default=default)
+    options = parser.parse_args(arguments)
+    variants = matrix(quick=options.quick)
+    reports: list[Report] = []
+    bad = 0
+    for report in run(variants, workers=options.workers, cache=options.cache):
+        reports.append(report)
+        wrong = faults(report)
+        bad += bool(wrong)
+        print(f"{report.capability} {report.kernel:10} {report.configuration:60} {'; '.join(wrong) or 'ok'}")
+        sys.stdout.flush()
+    print(f"{len(reports)} kernels, {bad} with faults")
+    if not options.quick:
+        results = ROOT / "bench" / "results" / "kernels.json"
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps([asdict(r) for r in reports], indent=1) + "\n")
+        page = ROOT / "docs" / "kernels.md"
+        text = page.read_text()
+        before, rest = text.split(MARKERS[0])
+        after = rest.split(MARKERS[1])[1]
+        page.write_text(f"{before}{MARKERS[0]}\n{_table(reports)}\n{MARKERS[1]}{after}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
