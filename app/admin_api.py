@@ -42,7 +42,7 @@ def admin_router(runtime: Runtime) -> APIRouter:
     @router.post("/ask")
     async def ask_route(body: AskBody, request: Request) -> dict[str, Any]:
         principal = require_owner(request, runtime.token)
-        await runtime.wait_ready()
+        await runtime.wait_seeded()
         task = asyncio.ensure_future(ask(runtime, principal, body.question, body.document))
         try:
             while not task.done():  # a command that was interrupted must not keep the engine busy
@@ -56,13 +56,13 @@ def admin_router(runtime: Runtime) -> APIRouter:
     @router.post("/search")
     async def search_route(body: SearchBody, request: Request) -> dict[str, Any]:
         principal = require_owner(request, runtime.token)
-        await runtime.wait_ready()
+        await runtime.wait_seeded()
         return await search(runtime, principal, body.query, body.limit)
 
     @router.post("/ingest")
     async def ingest_route(body: IngestBody, request: Request) -> dict[str, Any]:
         principal = require_owner(request, runtime.token)
-        await runtime.wait_ready()
+        await runtime.wait_seeded()
         try:
             data = base64.b64decode(body.data, validate=True)
         except binascii.Error:

@@ -93,10 +93,11 @@ class Chat:
         stripped = question.strip() if isinstance(question, str) else ""
         if not stripped:
             raise QuestionRefused("The question is empty: write what you want to know.")
-        if len(stripped) > self._settings.max_question_chars:
+        limit = self._settings.max_question_chars
+        if len(stripped) > limit:
             raise QuestionRefused(
-                f"The question has {len(stripped):,} characters; at most {self._settings.max_question_chars:,} "
-                "are taken. Add long texts as a document instead."
+                f"The question has {len(stripped):,} characters; at most {limit:,} are taken. "
+                "Add long texts as a document instead."
             )
         return stripped
 

@@ -71,7 +71,7 @@ def _run(settings: Settings, here: Callable[[Runtime], Awaitable[T]], there: Cal
     async def work() -> T:
         runtime.start()
         try:
-            await runtime.wait_ready()
+            await runtime.wait_seeded()
             return await here(runtime)
         finally:
             await runtime.stop()

@@ -67,19 +67,23 @@ class Knowledge:
     ) -> None:
         self._settings, self._library, self._store, self._engine = settings, library, store, engine
 
-    async def seed(self) -> None:
-        """Bring the sample collection in line with the packaged documents and let everybody read it.
-
-        Returns when every document is ready; documents that fail are logged and left out.
-        """
+    async def seed(self) -> list[str]:
+        """Bring the sample collection in line with the packaged documents and let everybody read it; the ids
+        of the documents that are now queued."""
         from rag.sample import COLLECTION, seed
 
         queued = await asyncio.to_thread(seed, self._library.library)
         await self._store.grant(COLLECTION, EVERYBODY)
-        for id in queued:
-            info = await self._library.wait(id)
-            if info.status == "failed":
-                log.warning("the sample document %s could not be read: %s", info.name, info.message)
+        return queued
+
+    async def wait_seeded(self, document: str) -> None:
+        """Wait for a queued sample document; one that cannot be read is logged and left out."""
+        try:
+            info = await self._library.wait(document)
+        except NotFound:
+            return
+        if info.status == "failed":
+            log.warning("the sample document %s could not be read: %s", info.name, info.message)
 
     # -- reading -----------------------------------------------------------------------------------------
 

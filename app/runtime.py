@@ -118,6 +118,7 @@ class Runtime:
         self._signer: CookieSigner | None = None
         self._token = ""
         self._loading: asyncio.Task[None] | None = None
+        self._seeding: asyncio.Task[None] | None = None
         self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
 
     # -- life --------------------------------------------------------------------------------------------
@@ -158,25 +159,41 @@ class Runtime:
             )
             self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine)
             await self._engine.wait_ready()
-            self._detail = "Warming up: reading the sample documents."
-            await self._knowledge.seed()
             self._prompter = await asyncio.to_thread(
                 Prompter.create, self.settings, self._engine, self._knowledge
             )
             self._encoder = MessageEncoder(self._engine.tokenizer)
             self._chat = Chat(self.settings, self._engine, self._knowledge, self._store, self._prompter)
             self._library.library.on_delete(self._forget)
+            queued = await self._knowledge.seed()
             self._state, self._detail = "ready", "Ready."
             log.info("ready: %s", self._engine.status().detail)
+            self._seeding = asyncio.create_task(self._watch_seeding(queued), name="coread-seed")
         except Exception as error:
             self._state, self._detail = "failed", sentence(error)
             log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
 
+    async def _watch_seeding(self, queued: list[str]) -> None:
+        """On a first start the sample documents are read while people can already ask."""
+        if self._knowledge is None:
+            return
+        for done, id in enumerate(queued):
+            self._detail = f"Ready; {done:,} of {len(queued):,} new sample documents have been read."
+            await self._knowledge.wait_seeded(id)
+        self._detail = "Ready."
+
+    async def wait_seeded(self) -> None:
+        """Wait until the sample documents can be found as well."""
+        await self.wait_ready()
+        if self._seeding is not None:
+            await asyncio.shield(self._seeding)
+
     async def stop(self) -> None:
         """Give everything back, whatever state loading has reached. Calling it again does nothing."""
-        if self._loading is not None and not self._loading.done():
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        for task in (self._loading, self._seeding):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         self._state = "stopped"
         if self._chat is not None:
             await self._chat.close()
@@ -277,7 +294,9 @@ class Runtime:
 
     def status(self) -> dict[str, Any]:
         """The engine's part of the feed and of `coread doctor`."""
-        out: dict[str, Any] = {"state": "ready" if self.ready else self._state, "detail": self.detail}
+        seeding = self._seeding is not None and not self._seeding.done()
+        state = "ready" if self.ready else self._state
+        out: dict[str, Any] = {"state": state, "detail": self.detail, "seeding": seeding}
         if self._engine is not None and self._state == "ready":
             status = self._engine.status()
             if status.state != "ready":

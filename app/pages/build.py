@@ -30,8 +30,10 @@ def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def _components(outputs: dict[str, Any]) -> Callable[[dict[str, Any]], dict[Any, Any]]:
-    return lambda update: {outputs[name]: value for name, value in update.items()}
+def _components(outputs: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    """What turns a handler's update, keyed by name, into Gradio's, keyed by component. Gradio does not take
+    an empty dict for "nothing changes"."""
+    return lambda update: {outputs[name]: value for name, value in update.items()} or gr.skip()
 
 
 def build_demo(runtime: Runtime) -> gr.Blocks:
@@ -96,8 +98,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         to_components = _components(named)
 
         def on(trigger: Any, fn: Callable[..., Any], inputs: list[Any], progress: str = "hidden") -> None:
-            gr.on(
-                trigger if isinstance(trigger, list) else [trigger],
+            trigger(
                 _streamed(fn, to_components) if _is_stream(fn) else _once(fn, to_components),
                 inputs,
                 outputs,
@@ -134,20 +135,20 @@ def _is_stream(fn: Callable[..., Any]) -> bool:
 
 
 def _once(
-    fn: Callable[..., Awaitable[dict[str, Any]]], convert: Callable[[dict[str, Any]], dict[Any, Any]]
-) -> Callable[..., Awaitable[dict[Any, Any]]]:
+    fn: Callable[..., Awaitable[dict[str, Any]]], convert: Callable[[dict[str, Any]], Any]
+) -> Callable[..., Awaitable[Any]]:
     @wraps(fn)
-    async def handler(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    async def handler(*args: Any, **kwargs: Any) -> Any:
         return convert(await fn(*args, **kwargs))
 
     return handler
 
 
 def _streamed(
-    fn: Callable[..., AsyncIterator[dict[str, Any]]], convert: Callable[[dict[str, Any]], dict[Any, Any]]
-) -> Callable[..., AsyncIterator[dict[Any, Any]]]:
+    fn: Callable[..., AsyncIterator[dict[str, Any]]], convert: Callable[[dict[str, Any]], Any]
+) -> Callable[..., AsyncIterator[Any]]:
     @wraps(fn)
-    async def handler(*args: Any, **kwargs: Any) -> AsyncIterator[dict[Any, Any]]:
+    async def handler(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         updates = fn(*args, **kwargs)
         try:
             async for update in updates:

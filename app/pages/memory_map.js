@@ -6,7 +6,7 @@ const $ = (name) => element.querySelector(`[data-cr="${name}"]`);
 const canvas = $("map");
 const MINUS = "–";
 let view = "open";
-let announced = false;
+let announced = "";
 let feed = null;
 let delay = 1000;
 let timer = 0;
@@ -103,10 +103,13 @@ function show() {
   text("warming", engine.detail);
   $("body").hidden = !ready;
   if (!ready) return;
-  if (!announced) {
-    announced = true;
-    trigger("ready"); // the page fills its lists now
+  const stage = engine.seeding ? "seeding" : "seeded";
+  if (announced !== stage) {
+    announced = stage;
+    trigger("ready"); // the page fills its lists, and again once the sample documents have been read
   }
+  $("seeding").hidden = !engine.seeding;
+  text("seeding", engine.detail);
   bars("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
   bars("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
   text("mine-saved", mine ? bytes(mine.saved_bytes) : MINUS);
