@@ -114,7 +114,9 @@ class Player:
               and asks again at once, so that memory, not the crowd, is the limit
     """
 
-    def __init__(self, core: EngineCore, meter: Meter, trace: Trace, clock: Clock, *, pace: float = 0.0) -> None:
+    def __init__(
+        self, core: EngineCore, meter: Meter, trace: Trace, clock: Clock, *, pace: float = 0.0
+    ) -> None:
         self.core, self.meter, self.trace, self.clock, self.pace = core, meter, trace, clock, pace
         meter.core = core
         self.text = Text(trace)

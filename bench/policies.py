@@ -1,10 +1,10 @@
 """The ways of giving out memory that are compared, each a setting of the same pool, tree and scheduler.
 
-    contiguous   a sequence takes one whole reservation: a pool whose block is the reservation
-    paged        blocks of 16 slots, nothing shared
-    shared       blocks of 16 slots, shared by exact prefix, copied on write: how Coread serves
-    ideal        blocks of one slot, nothing shared: no slot is ever wasted
-    ideal_shared blocks of one slot, shared: neither a slot wasted nor a token held twice
+contiguous   a sequence takes one whole reservation: a pool whose block is the reservation
+paged        blocks of 16 slots, nothing shared
+shared       blocks of 16 slots, shared by exact prefix, copied on write: how Coread serves
+ideal        blocks of one slot, nothing shared: no slot is ever wasted
+ideal_shared blocks of one slot, shared: neither a slot wasted nor a token held twice
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class Trace:
                 chosen.append(cut)
             if len(chosen) == chats:
                 return Trace(self.seed, self.instructions, self.documents[:documents], tuple(chosen))
-        raise TraceError(f"The trace has {len(chosen)} chats about its first {documents} documents, not {chats}.")
+        raise TraceError(
+            f"The trace has {len(chosen)} chats about its first {documents} documents, not {chats}."
+        )
 
 
 class Text:
@@ -121,7 +123,9 @@ class Text:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self._document = lru_cache(maxsize=None)(self._document_segment)
-        self._instructions = Segment(self._ids("instructions", trace.instructions), Scope.public(), "instructions")
+        self._instructions = Segment(
+            self._ids("instructions", trace.instructions), Scope.public(), "instructions"
+        )
 
     def _ids(self, name: str, length: int) -> tuple[int, ...]:
         generator = random.Random(f"coread trace {self.trace.seed}: {name}")
@@ -135,7 +139,9 @@ class Text:
         """Token ids of one question."""
         return self._ids(f"question {chat.number}/{turn}", chat.turns[turn].question)
 
-    def segments(self, chat: Chat, turn: int, history: Sequence[int], question: Sequence[int]) -> list[Segment]:
+    def segments(
+        self, chat: Chat, turn: int, history: Sequence[int], question: Sequence[int]
+    ) -> list[Segment]:
         """The prompt: instructions, documents, what was said before, the question."""
         account = Scope.account(f"user-{chat.number}")
         out = [self._instructions, *(self._document(d) for d in chat.documents(turn))]
@@ -174,7 +180,11 @@ def generate(seed: int = 1, chats: int = CHATS, documents: int = DOCUMENTS) -> T
                     document=joins if joins != document else None,
                 )
             )
-        made.append(_fitting(Trace(seed, INSTRUCTIONS, lengths, ()), Chat(number, round(at, 2), document, tuple(turns))))
+        made.append(
+            _fitting(
+                Trace(seed, INSTRUCTIONS, lengths, ()), Chat(number, round(at, 2), document, tuple(turns))
+            )
+        )
     return Trace(seed, INSTRUCTIONS, lengths, tuple(made))
 
 
