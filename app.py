@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import sys
 
-from app.errors import AppError
-from app.pages.build import build_demo
-from app.runtime import Runtime
-from app.server import serve
-from app.settings import load_settings
-from rag.errors import RagError
+from app.cache_home import ensure_cache_home
+
+ensure_cache_home()  # before Gradio, which reads the hub's variables as it is imported
+
+from app.errors import AppError  # noqa: E402
+from app.pages.build import build_demo  # noqa: E402
+from app.runtime import Runtime  # noqa: E402
+from app.server import serve  # noqa: E402
+from app.settings import load_settings  # noqa: E402
+from rag.errors import RagError  # noqa: E402
 
 try:
     runtime = Runtime(load_settings())

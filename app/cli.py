@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from app.cache_home import ensure_cache_home
 from app.errors import AppError
 from app.settings import Settings, load_settings
 from engine.errors import EngineError
@@ -158,6 +159,7 @@ def doctor(as_json: Json = False, data_dir: DataDir = None) -> None:
 
 def main() -> None:
     """Entry point of the `coread` command."""
+    ensure_cache_home()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(
             errors="replace"
