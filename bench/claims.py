@@ -78,6 +78,7 @@ def measure(
             "reservation": RESERVATION,
             "budget_slots": size.memory_slots,
             "block_size": BLOCK,
+            "step_tokens": memory_claims.LIMITS.max_batch_tokens,
             "shape_70b": {"layers": 80, "kv_heads": 8, "head_dim": 128, "itemsize": 2},
             "quick": size is QUICK,
             "python": platform.python_version(),

@@ -16,9 +16,10 @@ from engine.types import ModelShape
 BUDGET_SLOTS = 524_288
 #: 80 layers, 8 KV heads of 128, bfloat16: 320 KiB a token. Accounting only; no such model is run.
 SHAPE_70B = ModelShape(layers=80, kv_heads=8, head_dim=128, itemsize=2, max_context=RESERVATION)
-#: Nobody is refused and nobody waits for a place: memory is the limit that is looked for.
+#: Memory is the limit that is looked for: nobody is refused, nobody waits for a place, and a step takes
+#: enough tokens to fill the pool although each prompt is computed anew where nothing is shared.
 LIMITS = Limits(
-    max_batch_tokens=2_048,
+    max_batch_tokens=8_192,
     max_running=100_000,
     max_queued=100_000,
     max_running_per_principal=100_000,

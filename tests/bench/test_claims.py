@@ -10,7 +10,7 @@ import pytest
 from bench import claims, memory_claims, policies
 from bench.meter import Meter, Moment
 from bench.play import NoText, Player, VirtualClock, VirtualRunner
-from bench.trace import Chat, Trace, Turn, load
+from bench.trace import Chat, Trace, Turn
 from engine.core import EngineCore
 from engine.errors import IntegrityError
 from engine.scheduler import Limits
