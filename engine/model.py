@@ -167,7 +167,7 @@ def _read(wanted: str, config: EngineConfig, dtype: torch.dtype) -> tuple[Any, A
         path = files[0]
     try:
         if path.suffix == ".gguf" and path.is_file():
-            model, tokenizer = load_gguf(path, dtype, _cache_dir(config))
+            model, tokenizer = load_gguf(path, dtype, cache_directory(config))
             return model, tokenizer, path.stem.rsplit(".", 1)[0], source
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -187,7 +187,8 @@ def _read(wanted: str, config: EngineConfig, dtype: torch.dtype) -> tuple[Any, A
         raise ModelRefused(f"{wanted!r} cannot be loaded: {_first_line(error)}") from error
 
 
-def _cache_dir(config: EngineConfig) -> Path | None:
+def cache_directory(config: EngineConfig) -> Path | None:
+    """Where converted weights and measured choices are kept; None: nowhere. See `load_model`."""
     chosen = config.extra.get("cache_dir")
     if chosen is None:
         return default_cache_dir()

@@ -1,0 +1,271 @@
+"""Choosing the fastest decoder that is accurate enough, on the machine it will run on.
+
+In order: is the architecture one that `FastLlama` computes; do its logits equal the model's own
+(conformance, tight); which form of each product is fastest here (measured, not assumed); how many of the
+8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own). The
+choice is kept in the cache directory, because measuring takes some seconds and the machine stays the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from engine import conformance
+from engine.accuracy import TEXT, likelihood, token_ids
+from engine.fast_llama import ROLES, FastLlama, Maker, fused_weight, supports
+from engine.linear import DenseLinear, Int8Linear, Linear, PackedLinear, available
+from engine.model import LoadedModel
+from engine.small_ops import SmallOps, TorchOps
+from kernels.api import AttentionBackend
+
+log = logging.getLogger(__name__)
+
+#: Largest allowed increase of the negative log-likelihood, relative.
+BUDGET = 0.01
+#: Rows at which products are measured: one reader, a few, many, and a prefill chunk.
+MEASURED_ROWS = (1, 8, 32, 256)
+#: Logits of 8-bit products: they differ from the model's by quantisation, which the likelihood judges;
+#: this only catches a decoder that computes something else altogether.
+REDUCED = conformance.Tolerance(rms=0.6, peak=8.0)
+#: Layers at both ends that stay in full precision where a role is too sensitive as a whole: their inputs
+#: have the largest outliers.
+_ENDS = 2
+_TEXT_TOKENS = 384
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Acceleration:
+    """What runs. `kinds`: form of each product ("int8-inner": 8 bits but for the first and last layers)."""
+
+    kinds: dict[str, str]
+    ops: str
+    nll_reference: float
+    nll: float
+    microseconds: dict[str, dict[str, list[float]]]
+
+    @property
+    def cost(self) -> float:
+        """Relative increase of the negative log-likelihood."""
+        return self.nll / self.nll_reference - 1.0
+
+    def __str__(self) -> str:
+        forms = ", ".join(f"{role} {kind}" for role, kind in self.kinds.items())
+        return (
+            f"fused decoder ({forms}; small operations: {self.ops}); negative log-likelihood {self.nll:.4f} "
+            f"against {self.nll_reference:.4f} ({self.cost:+.2%}, limit {BUDGET:+.0%})"
+        )
+
+
+def accelerate(
+    model: LoadedModel, backend: AttentionBackend, block_size: int = 16, cache_dir: Path | None = None
+) -> Acceleration | None:
+    """Give `model` a faster decoder where there is one; None where transformers' own stays.
+
+    Only for the CPU and the families of `engine.fast_llama`. Raises `ModelRefused` if the fused decoder does
+    not compute what the model computes. To be called after the model's own conformance check and before
+    service. The transformers model stays complete; see `release`.
+    """
+    if model.device.type != "cpu" or not supports(model.model):
+        return None
+    ops = _small_ops(model)
+    if model.dtype != torch.bfloat16:
+        # Full precision: fewer and larger products, nothing reduced.
+        model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: DenseLinear)
+        conformance.check(model, backend, block_size)
+        kinds = dict.fromkeys(ROLES, "dense")
+        return Acceleration(kinds, ops.name, 1.0, 1.0, {})
+    path = _choice_path(model, cache_dir)
+    known = _read(path)
+    if known is not None:
+        model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker("dense"))
+        for role, kind in known.kinds.items():
+            _set(model, role, kind)
+        conformance.check(model, backend, block_size, REDUCED)
+        return known
+    chosen = _choose(model, backend, block_size, ops)
+    _write(path, chosen)
+    return chosen
+
+
+def _small_ops(model: LoadedModel) -> SmallOps:
+    """Compiled where the compiler is installed and agrees with torch, otherwise torch's own, said aloud."""
+    if model.dtype == torch.bfloat16:
+        try:
+            from engine.compiled_ops import CompiledOps
+
+            return CompiledOps()
+        except ImportError as error:
+            log.warning("Small operations run in torch, which is slower: %s", error)
+    return TorchOps(model.dtype)
+
+
+def _maker(kind: str) -> Maker:
+    makers: dict[str, Maker] = {
+        "dense": DenseLinear,
+        "packed": PackedLinear,
+        "int8": lambda weight, bias: PackedLinear(weight, bias) if bias is not None else Int8Linear(weight),
+    }
+    return makers[kind]
+
+
+def _products(model: LoadedModel, role: str, kind: str) -> list[Linear]:
+    """All products of a role in one form."""
+    full = "packed" if available("packed") else "dense"
+    count = 1 if role == "head" else model.shape.layers
+    kinds = [kind] * count
+    if kind == "int8-inner":
+        inner = range(_ENDS, count - _ENDS)
+        kinds = ["int8" if layer in inner else full for layer in range(count)]
+    return [_maker(one)(*fused_weight(model.model, role, layer)) for layer, one in enumerate(kinds)]
+
+
+def _set(model: LoadedModel, role: str, kind: str) -> list[Linear]:
+    if not isinstance(model.decoder, FastLlama):
+        raise TypeError(f"the decoder {model.decoder.name} has no products to replace")
+    return model.decoder.set_products(role, _products(model, role, kind))
+
+
+def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops: SmallOps) -> Acceleration:
+    started = time.monotonic()
+    text = token_ids(model.tokenizer, min(_TEXT_TOKENS, model.shape.max_context))
+
+    def nll() -> float:
+        return likelihood(model, backend, block_size, text)
+
+    reference = nll()
+    full = "packed" if available("packed") else "dense"
+    decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker(full))
+    model.decoder = decoder
+    conformance.check(model, backend, block_size)
+    kinds = dict.fromkeys(ROLES, full)
+    best = nll()
+    timings: dict[str, dict[str, list[float]]] = {}
+    if available("int8"):
+        gains: list[tuple[float, str]] = []
+        spare: dict[str, list[Linear]] = {}
+        for role in ROLES:
+            eight = _products(model, role, "int8")
+            if not eight[0].quantised:
+                continue  # a product with a bias stays as it is
+            old = decoder.set_products(role, eight)
+            decoder.set_products(role, old)
+            times = {full: _measure(old, ops), "int8": _measure(eight, ops)}
+            timings[role] = times
+            gain = sum(math.log(a / b) for a, b in zip(times[full], times["int8"], strict=True))
+            if gain > 0.05 * len(MEASURED_ROWS):
+                saved = sum(a - b for a, b in zip(times[full][:3], times["int8"][:3], strict=True))
+                gains.append((saved * len(eight), role))
+                spare[role] = eight
+        # The product that saves most is tried first, so the budget goes where it buys most.
+        for _, role in sorted(gains, reverse=True):
+            old = decoder.set_products(role, spare.pop(role))
+            for kind in ("int8", "int8-inner"):
+                if kind == "int8-inner":
+                    if role == "head" or model.shape.layers <= 2 * _ENDS:
+                        continue
+                    decoder.set_products(role, _products(model, role, kind))
+                now = nll()
+                log.info("%s in %s: negative log-likelihood %.4f (%.4f)", role, kind, now, reference)
+                if now <= reference * (1 + BUDGET):
+                    kinds[role], best = kind, now
+                    break
+            else:
+                decoder.set_products(role, old)
+        conformance.check(model, backend, block_size, REDUCED)
+    chosen = Acceleration(kinds, ops.name, reference, best, timings)
+    log.info("Chose a decoder in %.1f s: %s", time.monotonic() - started, chosen)
+    return chosen
+
+
+def _measure(products: Sequence[Linear], ops: SmallOps, budget_s: float = 0.03) -> list[float]:
+    """Microseconds a call for each of `MEASURED_ROWS`, quantising the input included.
+
+    The products are used in turn, so that their weights come from memory as in service. The smallest value
+    counts: the others only show what else the machine did.
+    """
+    result: list[float] = []
+    for rows in MEASURED_ROWS:
+        x = torch.randn((rows, products[0].in_features)).to(torch.bfloat16)
+        best, spent, count = math.inf, 0.0, 0
+        while count < 4 or spent < budget_s:
+            product = products[count % len(products)]
+            started = time.perf_counter()
+            product(ops.cast(x, product.quantised).values)
+            passed = time.perf_counter() - started
+            if count:  # the first call of a shape pays for code generation
+                best = min(best, passed)
+            spent += passed
+            count += 1
+        result.append(round(best * 1e6, 1))
+    return result
+
+
+def _choice_path(model: LoadedModel, cache_dir: Path | None) -> Path | None:
+    """Where the choice for this model on this machine is kept; what could change it is in the name."""
+    if cache_dir is None:
+        return None
+    embedding = model.model.get_input_embeddings().weight
+    facts = [
+        _VERSION,
+        model.name,
+        str(model.model.config.to_json_string()),
+        [float(value) for value in embedding[:: max(1, embedding.shape[0] // 16), 0]],
+        torch.__version__,
+        torch.get_num_threads(),
+        platform.machine(),
+        torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {},
+        TEXT,
+    ]
+    digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+    return cache_dir / "decoders" / f"{digest}.json"
+
+
+def _read(path: Path | None) -> Acceleration | None:
+    """A kept choice; None where there is none that can be read."""
+    if path is None:
+        return None
+    try:
+        known = Acceleration(**json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    usable = set(known.kinds) == set(ROLES) and known.cost <= BUDGET
+    return (
+        known if usable and all(available(k.removesuffix("-inner")) for k in known.kinds.values()) else None
+    )
+
+
+def _write(path: Path | None, chosen: Acceleration) -> None:
+    """Keep a choice; a directory that cannot be written costs some seconds at every start."""
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps(asdict(chosen)), "utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("The choice of a decoder could not be kept in %s: %s", path, error)
+
+
+def release(model: LoadedModel) -> None:
+    """Give back the memory of the transformers weights that a fused decoder has its own copies of.
+
+    After this the transformers model cannot run any more; its embedding stays, the decoder uses it.
+    """
+    if not isinstance(model.decoder, FastLlama):
+        return
+    for block in model.model.base_model.layers:
+        for parameter in [*block.self_attn.parameters(), *block.mlp.parameters()]:
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
