@@ -149,10 +149,14 @@ if [ "$outcome" = failed ]; then
     say "no model is to be had on this machine: the page stays up and says so"
 fi
 
-# 5. It ends when it is told to.
+# 5. It ends when it is told to. Without a model its loading may still be waiting for the Hub's time-outs.
+asked=$SECONDS
+patience=$([ "$outcome" = ready ] && echo 20 || echo 90)
 kill "$server"
-for _ in $(seq 40); do kill -0 "$server" 2>/dev/null || break; sleep 0.5; done
-kill -0 "$server" 2>/dev/null && fail "the server still runs 20 s after SIGTERM"
+while kill -0 "$server" 2>/dev/null; do
+    [ $((SECONDS - asked)) -lt "$patience" ] || fail "the server still runs $patience s after SIGTERM"
+    sleep 0.5
+done
 [ "$outcome" = ready ] && grep -n 'Traceback' "$folder/server.log" && fail "the server's log holds a traceback"
-say "ended on SIGTERM; engine was $outcome"
+say "ended $((SECONDS - asked)) s after SIGTERM; engine was $outcome"
 echo "PASSED: $([ "$outcome" = ready ] && echo 'starts as a Space' || echo 'starts as a Space, without a model')"
