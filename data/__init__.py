@@ -84,11 +84,11 @@ class Question:
 
 _SUGGESTED = (
     "How long does the crossing from Ardmoor to Pellan take?",
-    "At what wind speed are sailings to Millhaven cancelled?",
-    "What made buoy V-17 break from its mooring?",
-    "Who built the first buoy, called the Barrel?",
-    "What is the secret of Constance soup?",
+    "What is the greatest depth in which the Petrel 260 may be moored?",
+    "How large was the loss in the fire at Corran Slip?",
+    "Who put the two stones of the Millhaven pier back?",
     "How many votes does a member with ten shares have?",
+    "What is the goat on Outer Ebb called?",
 )
 
 
