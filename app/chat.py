@@ -5,7 +5,8 @@
 
 Scopes are derived here, by the server, from what a segment is: nobody outside chooses one. One turn runs
 in a conversation at a time. Whoever stops looking (a closed page, a cancelled call) ends the turn: the
-engine's request is aborted in `finally` and the part that was written is kept, marked as stopped.
+engine's request is aborted in `finally` and the part that was written is kept, marked as stopped. Python
+does not close a generator that another one iterates over, hence `aclosing` wherever one passes on another.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,8 +114,9 @@ class Chat:
             principal, principal, conversation, path, question, self._sampling(),
             await self._store.readable(principal), path[-1].id if path else None,
         )  # fmt: skip
-        async for update in self._run(turn):
-            yield update
+        async with aclosing(self._run(turn)) as updates:
+            async for update in updates:
+                yield update
 
     async def regenerate(
         self, principal: Principal, conversation_id: str, question_id: str
@@ -134,8 +137,9 @@ class Chat:
             principal, principal, conversation, path[:-1], asked.text, sampling,
             await self._store.readable(principal), asked.parent_id, asked.id,
         )  # fmt: skip
-        async for update in self._run(turn):
-            yield update
+        async with aclosing(self._run(turn)) as updates:
+            async for update in updates:
+                yield update
 
     async def stop(self, principal: Principal, conversation_id: str) -> None:
         """End the running turn; its viewer gets the part that was written as a finished answer."""
@@ -209,8 +213,9 @@ class Chat:
                     turn.principal, id, turn.parent, "user", turn.question
                 )
                 turn.asked = question.id
-            async for update in self._stream(turn):
-                yield update
+            async with aclosing(self._stream(turn)) as updates:
+                async for update in updates:
+                    yield update
             message = await self._save(turn, built)
             yield Finished(message, await self._sources(turn, shown_of(message.references)), built.notes)
         finally:
@@ -243,35 +248,36 @@ class Chat:
             output_scope=Scope.account(turn.principal.id),
         )
 
-    async def _stream(self, turn: _Turn) -> AsyncIterator[Update]:
+    async def _stream(self, turn: _Turn) -> AsyncGenerator[Update, None]:
         generation = turn.generation
         if generation is None:
             return
         stage = Stage("waiting", "Waiting for the engine")
         yield stage
-        async for event in _beats(generation, HEARTBEAT_S):
-            match event:
-                case None:
-                    yield stage  # a sign of life
-                case Waiting():
-                    stage = Stage("waiting", _waiting_words(event))
-                    yield stage
-                case Reading():
-                    stage = Stage("reading", _reading_words(event))
-                    yield stage
-                case Delta():
-                    stage = Stage("writing", "Writing")
-                    turn.text += event.text
-                    turn.tokens += event.tokens
-                    if event.text:
-                        yield Text(event.text)
-                case Done():
-                    turn.text, turn.tokens = event.text, list(event.tokens)
-                    turn.receipt = receipt_json(event.receipt)
-                    turn.status = "stopped" if event.reason == "aborted" else "complete"
-                case Failed():
-                    turn.status = "failed"
-                    raise event.error
+        async with aclosing(_beats(generation, HEARTBEAT_S)) as events:
+            async for event in events:
+                match event:
+                    case None:
+                        yield stage  # a sign of life
+                    case Waiting():
+                        stage = Stage("waiting", _waiting_words(event))
+                        yield stage
+                    case Reading():
+                        stage = Stage("reading", _reading_words(event))
+                        yield stage
+                    case Delta():
+                        stage = Stage("writing", "Writing")
+                        turn.text += event.text
+                        turn.tokens += event.tokens
+                        if event.text:
+                            yield Text(event.text)
+                    case Done():
+                        turn.text, turn.tokens = event.text, list(event.tokens)
+                        turn.receipt = receipt_json(event.receipt)
+                        turn.status = "stopped" if event.reason == "aborted" else "complete"
+                    case Failed():
+                        turn.status = "failed"
+                        raise event.error
 
     async def _save(self, turn: _Turn, built: Built) -> Message:
         references = await self._prompter.attribute(turn.text, built)
@@ -298,8 +304,9 @@ class Chat:
     async def _guest(self, turn: _Turn) -> AsyncGenerator[Update, None]:
         self._inviting.add(turn.payer.id)
         try:
-            async for update in self._run(turn):
-                yield update
+            async with aclosing(self._run(turn)) as updates:
+                async for update in updates:
+                    yield update
         finally:
             self._inviting.discard(turn.payer.id)
             # What it wrote is on the inviter's screen; its page table stays open for the memory panel.
@@ -336,7 +343,7 @@ class Chat:
         )
 
 
-async def _beats(events: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
+async def _beats(events: AsyncIterator[T], every_s: float) -> AsyncGenerator[T | None, None]:
     """The events, and None whenever there has been none for `every_s` seconds."""
     pending = asyncio.ensure_future(anext(events))
     try:

@@ -90,7 +90,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
         app_kwargs={"docs_url": None, "redoc_url": None},
     )
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
-    mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_upload_bytes + 2**20)
+    mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     return mounted
 

@@ -96,6 +96,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
+    def max_body_bytes(self) -> int:
+        """Limit of one HTTP body: a few files at once, and base64 of one."""
+        return 3 * self.max_upload_bytes + 2**20
+
+    @property
     def loopback(self) -> bool:
         """True where only this machine can reach the server."""
         return self.host in LOOPBACK_HOSTS

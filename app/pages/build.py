@@ -82,7 +82,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     server_functions=[_memory_function(runtime)], apply_default_css=False,
                     elem_id="cr-memory",
                 )  # fmt: skip
-                invite = gr.Button("Invite a second reader", elem_id="cr-invite")
+                invite = gr.Button("Invite a second reader", elem_id="cr-invite", variant="primary")
                 guest = gr.Markdown(
                     "A scripted reader opens what you are reading, on the same engine, so that you can watch "
                     "the memory being shared.",
@@ -118,6 +118,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(chat.retry, chat_handlers.regenerate, [conversation])
         on(history.input, chat_handlers.open, [history])
         on(new.click, chat_handlers.new, [])
+        on(chat.clear, chat_handlers.new, [])
         on(delete.click, chat_handlers.delete, [conversation])
         on(previous.click, chat_handlers.previous, [conversation])
         on(following.click, chat_handlers.following, [conversation])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
@@ -173,8 +174,9 @@ class ChatHandlers:
             return
         before.append(transcript.user_entry(question))
         yield {**_busy(), "question": "", "conversation": conversation, "memory": conversation}
-        async for output in self._stream(principal, conversation, before, updates, question):
-            yield output
+        async with aclosing(self._stream(principal, conversation, before, updates, question)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def regenerate(
         self, conversation: str | None, request: gr.Request
@@ -195,8 +197,9 @@ class ChatHandlers:
             tell(error)
             return
         yield _busy()
-        async for output in self._stream(principal, conversation, entries[:cut], updates, None):
-            yield output
+        async with aclosing(self._stream(principal, conversation, entries[:cut], updates, None)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def _stream(
         self,
@@ -205,7 +208,7 @@ class ChatHandlers:
         before: list[transcript.Entry],
         updates: AsyncGenerator[Update, None],
         question: str | None,
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any], None]:
         text, stage, shown = "", "Searching the documents", 0.0
         found: tuple[Source, ...] = ()
         yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}

@@ -21,6 +21,7 @@ function bytes(count) {
   return `${count.toFixed(1)} GiB`;
 }
 const number = (count) => Number(count).toLocaleString("en");
+const saves = (saved, paged) => (paged > 0 ? `${bytes(saved)}, ${Math.round((100 * saved) / paged)}% of paged` : MINUS);
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const text = (name, value) => {
   const node = $(name);
@@ -112,7 +113,8 @@ function show() {
   text("seeding", engine.detail);
   bars("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
   bars("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
-  text("mine-saved", mine ? bytes(mine.saved_bytes) : MINUS);
+  text("mine-saved", mine ? saves(mine.saved_bytes, mine.unshared_bytes) : MINUS);
+  text("all-share", saves(everybody.saved_bytes, everybody.unshared_bytes));
   text("all-saved", bytes(everybody.saved_bytes));
   text("readers", number(everybody.conversations));
   const none = view === "running" ? "Nothing is being written for this conversation right now."

@@ -42,6 +42,10 @@ def make_theme() -> gr.themes.Base:
     ).set(
         body_background_fill="#f6f8fa",
         body_background_fill_dark="#0c1218",
+        background_fill_primary="#ffffff",
+        background_fill_primary_dark="#151d26",
+        background_fill_secondary="#f1f4f7",
+        background_fill_secondary_dark="#1c2530",
         block_background_fill="#ffffff",
         block_background_fill_dark="#151d26",
         block_border_color="#dde3ea",

@@ -1,0 +1,276 @@
+"""A turn: scopes, sources, stop, branches, what happens when somebody leaves or a document goes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app import commands
+from app.chat import HEARTBEAT_S
+from app.errors import NotFoundHere, QuestionRefused, TurnRunning
+from app.principal import OWNER, Principal
+from app.runtime import Runtime
+from app.store import Message
+from app.updates import Finished, Found, Stage, Text, Update
+from engine.errors import LimitReached, StepFailed
+from engine.types import Delta, Done, Reading, Scope
+from tests.app.fakes import CharTokenizer, FakeEngine, failing, receipt
+
+ANN, BOB = Principal("anonymous", "b-ann"), Principal("anonymous", "b-bob")
+QUESTION = "When was the lighthouse on Gull Rock built?"
+
+
+def says(text: str) -> list[Any]:
+    ids = tuple(ord(c) + 10 for c in text)
+    return [Reading(5, 10, 5), Delta(0, text, ids), Done(0, "stop", text, ids, receipt(100, 60, len(ids)))]
+
+
+async def run(updates: Any) -> list[Update]:
+    return [update async for update in updates]
+
+
+async def ask(
+    runtime: Runtime, who: Principal, question: str = QUESTION, talk: str = ""
+) -> tuple[str, Finished]:
+    talk = talk or (await runtime.store.create(who)).id
+    last = (await run(runtime.chat.ask(who, talk, question)))[-1]
+    assert isinstance(last, Finished)
+    return talk, last
+
+
+def prompt_of(engine: FakeEngine, index: int = -1) -> str:
+    return CharTokenizer().decode([t for s in engine.requests[index].segments for t in s.tokens])
+
+
+async def test_an_answer_with_its_sources_and_receipt(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = says("The lighthouse on Gull Rock was built in 1871.")
+    talk = await runtime.store.create(ANN)
+    updates = await run(runtime.chat.ask(ANN, talk.id, QUESTION))
+    assert isinstance(updates[0], Stage)
+    assert any(isinstance(u, Found) and u.sources[0].title == "The lighthouse" for u in updates)
+    assert "".join(u.delta for u in updates if isinstance(u, Text)) == engine.script[1].text
+    finished = updates[-1]
+    assert isinstance(finished, Finished)
+    assert finished.message.receipt is not None
+    assert finished.message.receipt["reused_tokens"] == 60
+    assert finished.sources[0].verdict == "verified"
+    assert "built in 1871" in finished.sources[0].text
+
+
+async def test_scopes_are_the_servers(runtime: Runtime, engine: FakeEngine) -> None:
+    await ask(runtime, ANN)
+    request = engine.requests[0]
+    scopes = {segment.origin: segment.scope for segment in request.segments}
+    assert scopes["instructions"] == Scope.public()
+    assert scopes["document"] == Scope.collection("sample")
+    assert scopes["question"] == request.output_scope == Scope.account(ANN.id)
+    assert {s.document for s in request.segments if s.origin == "document"} == {"sample-lighthouse"}
+
+
+async def test_two_people_share_everything_but_their_questions(runtime: Runtime, engine: FakeEngine) -> None:
+    for who, question in ((ANN, QUESTION), (BOB, "What does the lamp of the lighthouse on Gull Rock burn?")):
+        await ask(runtime, who, question)
+    first, second = ([s for s in r.segments if not s.scope.private] for r in engine.requests)
+    assert first == second
+
+
+async def test_the_next_turn_begins_with_the_one_before_and_its_very_tokens(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    engine.script = says("In 1871.")
+    talk, _ = await ask(runtime, ANN)
+    await ask(runtime, ANN, "And what does it burn?", talk)
+    first, second = ([t for s in r.segments for t in s.tokens] for r in engine.requests)
+    carried = [ord(c) + 10 for c in "In 1871."]
+    assert second[: len(first) + len(carried)] == first + carried
+
+
+@pytest.mark.parametrize("question", ["", "   \n", "x" * 5_000_000, "page " * 20_000])
+async def test_impossible_questions_get_a_sentence(
+    runtime: Runtime, engine: FakeEngine, question: str
+) -> None:
+    talk = await runtime.store.create(ANN)
+    with pytest.raises(QuestionRefused) as refused:
+        await run(runtime.chat.ask(ANN, talk.id, question))
+    assert len(str(refused.value)) < 200
+    assert not engine.requests
+    assert await runtime.store.path(ANN, talk.id) == []
+
+
+async def test_nobody_asks_in_a_conversation_of_somebody_else(runtime: Runtime, engine: FakeEngine) -> None:
+    talk, _ = await ask(runtime, ANN)
+    for forbidden in (
+        lambda: run(runtime.chat.ask(BOB, talk, "Mine?")),
+        lambda: runtime.chat.stop(BOB, talk),
+        lambda: runtime.chat.delete(BOB, talk),
+        lambda: runtime.chat.invite(BOB, talk, None),
+    ):
+        with pytest.raises(NotFoundHere):
+            await forbidden()
+    assert len(engine.requests) == 1
+
+
+async def test_only_one_turn_runs_in_a_conversation(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = [Delta(0, "Ha", (82,)), "hold"]
+    talk = await runtime.store.create(ANN)
+    first = runtime.chat.ask(ANN, talk.id, QUESTION)
+    while not isinstance(await anext(first), Text):
+        pass
+    with pytest.raises(TurnRunning):
+        await run(runtime.chat.ask(ANN, talk.id, "Another?"))
+    await runtime.chat.stop(ANN, talk.id)
+    rest = await run(first)
+    assert isinstance(rest[-1], Finished)
+    assert rest[-1].message.status == "stopped"
+    assert rest[-1].message.receipt is not None, "a stopped answer has its receipt too"
+
+
+async def test_a_viewer_who_leaves_ends_the_turn_and_the_part_is_kept(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    engine.script = [Delta(0, "Ha", (82,)), "hold"]
+    talk = await runtime.store.create(ANN)
+    updates = runtime.chat.ask(ANN, talk.id, QUESTION)
+    while not isinstance(await anext(updates), Text):
+        pass
+    await updates.aclose()
+    assert engine.generations[0].aborted
+    path = await _settled(runtime, talk.id)
+    assert [(m.text, m.status) for m in path] == [(QUESTION, "complete"), ("Ha", "stopped")]
+    engine.script = says("Again.")
+    await ask(runtime, ANN, "Go on?", talk.id)  # the conversation is free again
+
+
+async def _settled(runtime: Runtime, talk: str) -> list[Message]:
+    for _ in range(200):
+        path = await runtime.store.path(ANN, talk)
+        if len(path) == 2:
+            return path
+        await asyncio.sleep(0.01)
+    raise AssertionError("the part was not stored")
+
+
+async def test_cancelling_during_the_wait_frees_the_engine(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = ["hold"]
+    talk = await runtime.store.create(ANN)
+    task = asyncio.ensure_future(run(runtime.chat.ask(ANN, talk.id, QUESTION)))
+    await engine.submitted.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert engine.generations[0].aborted
+
+
+async def test_silence_is_broken_by_signs_of_life(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = [3.2 * HEARTBEAT_S, *says("Late.")]
+    talk = await runtime.store.create(ANN)
+    updates = await run(runtime.chat.ask(ANN, talk.id, QUESTION))
+    waiting = [u for u in updates if isinstance(u, Stage) and u.name == "waiting"]
+    assert len(waiting) >= 3
+
+
+async def test_a_refused_question_is_not_kept(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.refuse = LimitReached("running requests", 1)
+    talk = await runtime.store.create(ANN)
+    with pytest.raises(LimitReached):
+        await run(runtime.chat.ask(ANN, talk.id, QUESTION))
+    assert await runtime.store.path(ANN, talk.id) == []
+
+
+async def test_a_failed_step_fails_its_turn_only(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = failing(StepFailed("The step failed."))
+    talk = await runtime.store.create(ANN)
+    with pytest.raises(StepFailed):
+        await run(runtime.chat.ask(ANN, talk.id, QUESTION))
+    engine.script = None
+    await ask(runtime, BOB)
+
+
+async def test_answering_again_makes_a_branch_with_the_same_prompt(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    talk, first = await ask(runtime, ANN)
+    asked = first.message.parent_id
+    assert asked is not None
+    again = (await run(runtime.chat.regenerate(ANN, talk, asked)))[-1]
+    assert isinstance(again, Finished)
+    assert again.message.parent_id == asked
+    assert engine.requests[0].segments == engine.requests[1].segments
+    assert engine.requests[1].sampling.temperature > 0
+    assert len(await runtime.store.siblings(ANN, talk, first.message.id)) == 2
+
+
+async def test_a_deleted_document_leaves_prompt_history_and_sources(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    text = b"# The mill\n\nThe mill at Tarn grinds barley with seven stones."
+    document = await runtime.knowledge.upload(ANN, "mill.md", text)
+    async for info in runtime.knowledge.progress(ANN, document, 0.1):
+        assert info.status != "failed"
+    engine.script = says("The mill at Tarn grinds barley with seven stones.")
+    talk, first = await ask(runtime, ANN, "What does the mill at Tarn grind?")
+    assert first.sources[0].title == "The mill"
+    with pytest.raises(NotFoundHere):
+        await runtime.knowledge.delete(BOB, document)
+    assert await runtime.knowledge.delete(ANN, document) == 3
+    engine.script = says("I do not know.")
+    _, second = await ask(runtime, ANN, "How many stones does the mill have?", talk)
+    assert "barley" not in prompt_of(engine), "neither the document nor the answer made from it"
+    assert second.notes
+    path = await runtime.store.path(ANN, talk)
+    tombstones = await runtime.knowledge.sources(ANN, path[1].references)
+    assert [source.available for source in tombstones] == [False]
+    assert tombstones[0].text == ""
+
+
+async def test_an_upload_is_read_by_its_owner_only(runtime: Runtime, engine: FakeEngine) -> None:
+    document = await runtime.knowledge.upload(ANN, "key.txt", b"The zebra password is quagga.")
+    async for _ in runtime.knowledge.progress(ANN, document, 0.1):
+        pass
+    assert document in {view.id for view in await runtime.knowledge.documents(ANN)}
+    for other in (BOB, OWNER):
+        assert document not in {view.id for view in await runtime.knowledge.documents(other)}
+        found = await commands.search(runtime, other, "zebra password quagga", 5)
+        assert "quagga" not in str(found["hits"])
+        talk = await runtime.store.create(other, document_id=document)
+        with pytest.raises(NotFoundHere):
+            await run(runtime.chat.ask(other, talk.id, "What is the zebra password?"))
+
+
+async def test_this_document_is_read_whole(runtime: Runtime, engine: FakeEngine) -> None:
+    talk = await runtime.store.create(ANN, document_id="sample-bakery")
+    await ask(runtime, ANN, "What does rye cost?", talk.id)
+    assert "opens at six" in prompt_of(engine)
+    assert "four crowns" in prompt_of(engine)
+
+
+async def test_the_second_reader_is_somebody_else_over_the_same_text(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    talk, _ = await ask(runtime, ANN)
+    invitation = await runtime.chat.invite(ANN, talk, None)
+    await run(invitation.updates)
+    mine, guest = engine.requests
+    assert guest.conversation != mine.conversation
+    assert guest.output_scope != mine.output_scope
+    assert guest.principal == ANN.id, "it counts against the inviter's limits"
+    shared = [s for s in guest.segments if not s.scope.private]
+    assert shared == [s for s in mine.segments if not s.scope.private]
+    assert [s for s in guest.segments if s.scope.private] != [s for s in mine.segments if s.scope.private]
+
+
+async def test_an_invitation_needs_something_to_read(runtime: Runtime) -> None:
+    with pytest.raises(NotFoundHere, match="choose a document"):
+        await runtime.chat.invite(ANN, None, None)
+
+
+async def test_eight_people_at_once_never_see_each_others_text(runtime: Runtime, engine: FakeEngine) -> None:
+    people = [Principal("anonymous", f"b-{n}") for n in range(8)]
+    results = await asyncio.gather(*(ask(runtime, p, f"{QUESTION} nonce-{p.id}") for p in people))
+    for (talk, _), person in zip(results, people, strict=True):
+        mine = next(r for r in engine.requests if r.conversation == talk)
+        text = CharTokenizer().decode([t for s in mine.segments for t in s.tokens])
+        assert f"nonce-{person.id}" in text
+        assert text.count("nonce-") == 1
