@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from rag.gate import Answerability
 from rag.library import Library
 from rag.types import CheckReport, CollectionInfo, DocumentInfo, DocumentText, Hit, SectionText
 
@@ -30,6 +31,12 @@ class AsyncLibrary:
         self, query: str, readable: Collection[str], k: int = 5, *, history: Sequence[str] = ()
     ) -> list[Hit]:
         work = partial(self.library.search, query, readable, k, history=history)
+        return await asyncio.get_running_loop().run_in_executor(self._searches, work)
+
+    async def answerability(
+        self, query: str, hits: Sequence[Hit], readable: Collection[str]
+    ) -> Answerability:
+        work = partial(self.library.answerability, query, hits, readable)
         return await asyncio.get_running_loop().run_in_executor(self._searches, work)
 
     async def create_collection(self, name: str, owner: str, id: str | None = None) -> CollectionInfo:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rag.terms import STOP_WORDS, terms
+from rag.terms import STOP_WORDS, UNSPACED, terms
 
 Verdict = Literal["verified", "similar", "unsupported"]
 _VERIFIED_COVERAGE = 0.5
@@ -32,8 +32,11 @@ _SENTENCE_END = re.compile(
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|\b[A-Z])\.$", re.I
 )
+# A character of a word; numbers may touch the signs of scripts without spaces ("24个月").
+_IN_WORD = rf"[^\W{UNSPACED}]"
 _NUMBER = re.compile(
-    r"(?<![\w.,])[-+−]?\d+(?:[.,:]\d+)*(?![\w])|(?<!\w)\d+(?:[.,:]\d+)*(?=[A-Za-z%°€$£])|\w*\d[\w-]*"
+    rf"(?<!{_IN_WORD})[^\W\d_{UNSPACED}]+-?\d(?:{_IN_WORD}|-)*"  # codes: V-17, CL450
+    rf"|(?<!{_IN_WORD})(?<![.,])[-+−]?\d+(?:[.,:]\d+)*"  # 12, 1,050.5, 14:30, and 46 of "46kWh"
 )
 _NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’-]*")
 #: Words that merely begin a sentence. Any other capitalised word must stand in the passage.
@@ -222,15 +225,20 @@ def _normal(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
+def _after(fact: str) -> str:
+    """What may not follow: a number may have its unit attached, but not another digit."""
+    return r"\d" if re.fullmatch(r"[-+]?[\d.,:]+", fact) else _IN_WORD
+
+
 def _stands_in(fact: str, passage: _Prepared) -> bool:
     """Literally, as a whole word; names without regard to case, "three" also as "3"."""
     wanted = _normal(fact)
-    pattern = rf"(?<![\w.]){re.escape(wanted)}(?!\w|[.,:]\d)"
+    pattern = rf"(?<!{_IN_WORD})(?<![.,]){re.escape(wanted)}(?!{_after(wanted)}|[.,:]\d)"
     if re.search(pattern, passage.normal, re.I):
         return True
     other = _NUMBER_WORDS.get(wanted.lower()) or next(
         (w for w, d in _NUMBER_WORDS.items() if d == wanted), None
     )
-    return (
-        other is not None and re.search(rf"(?<![\w.]){other}(?!\w|[.,:]\d)", passage.normal, re.I) is not None
-    )
+    if other is None:
+        return False
+    return re.search(rf"(?<!{_IN_WORD}){other}(?!{_IN_WORD}|[.,:]\d)", passage.normal, re.I) is not None

@@ -53,4 +53,4 @@ def resolve(question: str, history: Sequence[str]) -> list[Variant]:
         topic.insert(0, earlier.strip()[:500])
         if not leans(earlier) or len(topic) == 3:
             break
-    return [Variant(question, 0.5), Variant(" ".join([*topic, question]), 1.0)]
+    return [Variant(question, 0.2), Variant(" ".join([*topic, question]), 1.0)]

@@ -1,4 +1,5 @@
-"""Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009): score = Σ over legs of 1 / (60 + rank).
+"""Reciprocal rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009):
+the score is the sum over the legs of weight / (K + rank).
 
 Ranks fuse where scores can't: a cosine and a BM25 score have no common unit. Each leg's rank is kept, so
 that a page can say why something was found.
@@ -9,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-K = 60
+#: The paper's 60 flattens the first ranks. 20, and twice the weight for words, were best on the development
+#: half of the sample questions (recall at 1 of single questions 0.90 instead of 0.84, at 5 equal).
+K = 20
+WEIGHTS = {"dense": 1.0, "lexical": 2.0}
 
 
 @dataclass(frozen=True, slots=True)

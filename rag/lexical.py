@@ -95,6 +95,17 @@ def search(
     return scored[:k]
 
 
+def idf(
+    connection: sqlite3.Connection, collections: Sequence[int], wanted: Sequence[str]
+) -> dict[str, float]:
+    """How telling each term is in these collections; terms that don't occur at all are the most telling."""
+    count = sum(_totals(connection, c)[0] for c in collections)
+    frequency: Counter[str] = Counter()
+    for collection in collections:
+        frequency.update(_document_frequencies(connection, collection, list(wanted)))
+    return {t: math.log(1.0 + (count - frequency[t] + 0.5) / (frequency[t] + 0.5)) for t in wanted}
+
+
 def _score(text: str, idf: dict[str, float], average: float) -> float:
     words = text.split(" ")
     norm = K1 * (1.0 - B + B * len(words) / average)

@@ -23,6 +23,7 @@ from rag.database import Database, Migration
 from rag.datadir import DataDir
 from rag.embed import Courtesy, Embedder
 from rag.errors import DuplicateDocument, NotFound, QuotaExceeded, RagError, UploadRefused
+from rag.gate import Answerability
 from rag.ingest import Ingest
 from rag.parse.types import Limits
 from rag.schema import MIGRATIONS
@@ -389,6 +390,10 @@ class Library:
     ) -> list[Hit]:
         """The `k` best passages of the readable collections; see `Searcher.search`."""
         return self.searcher.search(query, readable, k, history=history)
+
+    def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
+        """Whether the hits of a search for `query` look as if they held an answer; see `rag.gate`."""
+        return self.searcher.answerability(query, hits, readable)
 
     def check(self) -> CheckReport:
         """Compare SQLite, vector index, lexical index and files. Changes nothing."""

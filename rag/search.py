@@ -18,7 +18,9 @@ from rag.database import Database
 from rag.embed import Embedder, Vectors
 from rag.errors import InvalidQuery
 from rag.followup import resolve
-from rag.fuse import Fused, fuse
+from rag.fuse import WEIGHTS, Fused, fuse
+from rag.gate import Answerability, judge
+from rag.terms import query_terms
 from rag.types import Hit
 from rag.vectors import VectorIndex
 
@@ -84,18 +86,25 @@ class Searcher:
             if vectors is not None:
                 found = self._dense(keys, vectors[index], depth)
                 ranked["dense" + suffix] = [id for id, _ in found]
-                weights["dense" + suffix] = variant.weight
+                weights["dense" + suffix] = WEIGHTS["dense"] * variant.weight
                 for id, cosine in found:
                     cosines[id] = max(cosine, cosines.get(id, -1.0))
             if "lexical" in legs:
                 words = variant.text
                 found = self._db.read_sync(lambda c, w=words: lexical.search(c, keys, w, depth))  # type: ignore[misc]
                 ranked["lexical" + suffix] = [id for id, _ in found]
-                weights["lexical" + suffix] = variant.weight
+                weights["lexical" + suffix] = WEIGHTS["lexical"] * variant.weight
                 for id, score in found:
                     scores[id] = max(score, scores.get(id, 0.0))
         fused = fuse(ranked, weights)
         return self._db.read_sync(lambda c: _hits(c, keys, fused, k, cosines, scores))
+
+    def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
+        """Whether these hits look as if they held an answer; see `rag.gate`."""
+        wanted = query_terms(_shorten(query))
+        keys = self._keys(readable)
+        weights = self._db.read_sync(lambda c: lexical.idf(c, keys, wanted))
+        return judge(hits, weights)
 
     def _dense(self, keys: Sequence[int], vector: Vectors, depth: int) -> list[tuple[int, float]]:
         found = [item for key in keys for item in self.index(key).search(vector, depth)]

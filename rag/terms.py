@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_UNSPACED = (
+#: Character ranges of scripts without spaces, for use inside a regular expression's "[…]".
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
     "\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"  # kana
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
     "\uac00-\ud7af\u1100-\u11ff\u3130-\u318f"  # Hangul
 )
-_LETTER = rf"[^\W{_UNSPACED}]|[\u0300-\u036f\u0900-\u0dff]"
+_LETTER = rf"[^\W{UNSPACED}]|[\u0300-\u036f\u0900-\u0dff]"
 _TOKEN = re.compile(
     rf"(?P<number>\d{{1,3}}(?:,\d{{3}})+(?!\d)(?:\.\d+)?)"
-    rf"|(?P<run>[{_UNSPACED}]+)"
+    rf"|(?P<run>[{UNSPACED}]+)"
     rf"|(?P<word>(?:{_LETTER})+(?:[-_.'’](?:{_LETTER})+)*)"
 )
 _VOWEL = re.compile(r"[aeiouy]")

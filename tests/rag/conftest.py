@@ -9,10 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from rag.embed import Vectors
 from rag.library import Library
 from rag.terms import terms
+
+# The clock of a busy machine says nothing about an example.
+settings.register_profile("rag", deadline=None)
+settings.load_profile("rag")
 
 
 class WordMeasure:

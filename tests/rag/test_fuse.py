@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag.followup import leans, resolve
-from rag.fuse import fuse
+from rag.fuse import K, fuse
 
 rankings = st.lists(st.integers(0, 30), unique=True, max_size=20)
 
@@ -19,7 +19,7 @@ def test_scores_are_sums_of_reciprocal_ranks(dense: list[int], lexical: list[int
             leg: ids.index(f.id) + 1 for leg, ids in (("dense", dense), ("lexical", lexical)) if f.id in ids
         }
         assert f.ranks == expected
-        assert f.score == pytest.approx(sum(1 / (60 + r) for r in expected.values()))
+        assert f.score == pytest.approx(sum(1 / (K + r) for r in expected.values()))
     assert [f.score for f in fused] == sorted((f.score for f in fused), reverse=True)
 
 
