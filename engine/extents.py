@@ -49,6 +49,8 @@ class FreeExtents:
 
     def add(self, block: int) -> None:
         """Give one block back. Raises `IntegrityError` where it is free already."""
+        if not 0 <= block < self.num_blocks:
+            raise IntegrityError(f"there is no block {block} in a pool of {self.num_blocks}")
         if self._free[block]:
             raise IntegrityError(f"block {block} was freed twice")
         self._free[block] = 1
@@ -61,16 +63,14 @@ class FreeExtents:
             length += self._remove(block + 1)
         self._insert(start, length)
 
-    def _take(self, start: int, first: int, count: int) -> None:
-        """Cut `[first, first + count)` out of the extent that begins at `start`."""
-        length = self._remove(start)
-        if first > start:
-            self._insert(start, first - start)
-        rest = start + length - (first + count)
+    def _cut(self, start: int, count: int) -> range:
+        """Take the first `count` blocks of the extent that begins at `start`."""
+        rest = self._remove(start) - count
         if rest:
-            self._insert(first + count, rest)
-        self._free[first : first + count] = bytes(count)
+            self._insert(start + count, rest)
+        self._free[start : start + count] = bytes(count)
         self.count -= count
+        return range(start, start + count)
 
     def take(self, count: int, *, after: int | None = None, room: int = 0) -> list[int]:
         """Take `count` blocks, in as few runs as can be had.
@@ -84,9 +84,7 @@ class FreeExtents:
             raise IntegrityError(f"{count} blocks were asked for and {self.count} are free")
         taken: list[int] = []
         if after is not None and after + 1 in self._length_at and count:
-            got = min(count, self._length_at[after + 1])
-            self._take(after + 1, after + 1, got)
-            taken.extend(range(after + 1, after + 1 + got))
+            taken.extend(self._cut(after + 1, min(count, self._length_at[after + 1])))
         while len(taken) < count:
             want = count - len(taken)
             # Best fit for the whole wish, else for what is needed now, else the largest there is.
@@ -97,7 +95,5 @@ class FreeExtents:
             else:
                 at = len(self._by_length) - 1
             length, start = self._by_length[at]
-            got = min(want, length)
-            self._take(start, start, got)
-            taken.extend(range(start, start + got))
+            taken.extend(self._cut(start, min(want, length)))
         return taken

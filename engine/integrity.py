@@ -116,6 +116,9 @@ def _check_pending(memory: KVMemory, parent: Node) -> None:
             "nobody computes a pending node ({})",
             producer,
         )
+        limit = None if producer is None else producer.index_limit
+        end = sum(1 for _ in node.chain()) * memory.block_size
+        _require(limit is None or end <= limit, "a pending node lies behind a deleted document")
         _check_pending(memory, node)
 
 

@@ -539,7 +539,6 @@ class KVMemory:
                 known = [sequence.index_limit] if sequence.index_limit is not None else []
                 sequence.index_limit = min(limits + known)
                 del sequence.nodes[sequence.index_limit // self.block_size :]
-                self.withdraw(sequence)
         return gone
 
     def pin_document(self, document: str) -> int:

@@ -165,8 +165,8 @@ class Scheduler:
         self._expire(now, step)
         self._lend_priority()
         budget = self._continue_running(step)
-        if not step.preempted:
-            self._grow(step, self._admit(step, budget))
+        budget = self._admit(step, 0 if step.preempted else budget)
+        self._grow(step, budget)
         if not step.chunks and self.waiting and not self.running:
             # Nothing runs, so nothing will be given back: what does not fit now never will.
             head = min(self.waiting, key=lambda s: (s.priority.value, s.arrival))
@@ -281,9 +281,10 @@ class Scheduler:
         return (1, sequence.priority.value, -match.tokens(self.memory.block_size), sequence.arrival)
 
     def _admit(self, step: Step, budget: int) -> int:
-        while budget > 0 and self.waiting:
+        # Looked at even where nobody can be admitted: who waits for a prefill says so, and lends priority.
+        while self.waiting:
             chosen = self._next_to_admit()
-            if chosen is None:
+            if chosen is None or budget <= 0:
                 break
             sequence, match = chosen
             self._start(step, sequence, match)
@@ -299,20 +300,19 @@ class Scheduler:
         for running in self.running:
             places[running.principal] += running.width
         free_places = self.limits.max_running - places.total()
-        if free_places <= 0:
-            return None
+        for waiter in self.waiting:
+            waiter.waiting_for = "queue"
         window = self._window(places)
         matches = {sequence: self.memory.match(sequence) for sequence in window}
         # Room for the next block of everybody who runs, so that an admission does not lead to a preemption.
         headroom = min(len(self.running), self.memory.pool.num_blocks // 16)
         alone: dict[str, int] = {}
-        for sequence in sorted(window, key=lambda s: self._rank(s, matches[s])):
-            sequence.waiting_for = "queue"
-            match = matches[sequence]
+        for sequence, match in matches.items():
             if self._waits_for_prefill(sequence, match):
                 sequence.waiting_for = "prefill"
-                continue
-            if not self._within_share(sequence, match, alone):
+        for sequence in sorted(window, key=lambda s: self._rank(s, matches[s])):
+            match = matches[sequence]
+            if sequence.waiting_for == "prefill" or not self._within_share(sequence, match, alone):
                 continue
             if sequence.width <= free_places or not self.running:
                 if self.memory.fits(sequence, match, headroom):
@@ -337,13 +337,10 @@ class Scheduler:
             if len(window) >= size:
                 break
             taken = places[sequence.principal]
-            if (taken and taken + sequence.width > limit) or considered[sequence.principal] >= max(
-                1, size // 4
-            ):
-                sequence.waiting_for = "queue"
-                continue
-            considered[sequence.principal] += 1
-            window.append(sequence)
+            full = taken > 0 and taken + sequence.width > limit
+            if not full and considered[sequence.principal] < max(1, size // 4):
+                considered[sequence.principal] += 1
+                window.append(sequence)
         return window
 
     def _waits_for_prefill(self, sequence: Sequence, match: Match) -> bool:

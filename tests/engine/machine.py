@@ -123,7 +123,7 @@ def counts(sim: object) -> Counter[str]:
 NEEDED = ("copies", "takeovers", "merges", "evictions", "preemptions", "unlinks", "pinned", "forks", "aborts")
 
 
-def run(examples: int, steps: int = 60, *, seed: int | None = None) -> Counter[str]:
+def run(examples: int, steps: int = 60, *, seed: int | None = None, shrink: bool = True) -> Counter[str]:
     """Drive `examples` worlds of about `steps` rules each; returns what happened in all of them."""
     from hypothesis import seed as with_seed
 
@@ -137,7 +137,7 @@ def run(examples: int, steps: int = 60, *, seed: int | None = None) -> Counter[s
             deadline=None,
             database=None,
             derandomize=False,
-            phases=[Phase.generate, Phase.shrink],
+            phases=[Phase.generate, Phase.shrink] if shrink else [Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )

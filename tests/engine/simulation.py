@@ -48,7 +48,7 @@ class Simulation:
         self.computed_tokens = 0
         self.now = 0.0
         self.freed = [0] * num_blocks
-        self._stalled: dict[Sequence, tuple[Sequence, int, int]] = {}
+        self._meaning: dict[int, tuple[Scope, int]] = {}
         self._asked = self._skipped = 0
         self._pinned: set[Any] = set()
         self._watch()
@@ -66,6 +66,8 @@ class Simulation:
         def admitting(sequence: Sequence, match: Match) -> None:
             self._check_hit(sequence, match.tokens(memory.block_size))
             if match.takeover:
+                assert match.partial is not None
+                assert match.slots == len(match.partial.key), "a tail is taken over that says something else"
                 assert not pool.readers[match.partial.block], "a tail that somebody reads is taken over"
             admit(sequence, match)
 
@@ -113,7 +115,11 @@ class Simulation:
             "max_tokens": 4,
             **options,
         }
-        return Sequence(segments, self.memory.scopes, **settings)
+        sequence = Sequence(segments, self.memory.scopes, **settings)
+        spelled = [(segment.scope, token) for segment in segments for token in segment.tokens]
+        for pair, meaning in zip(sequence.pairs, spelled, strict=True):
+            assert self._meaning.setdefault(pair, meaning) == meaning, "two scopes or tokens are one pair"
+        return sequence
 
     def submit(self, segments: list[Segment], **options: Any) -> Sequence | None:
         sequence = self.sequence(segments, **options)
@@ -223,16 +229,12 @@ class Simulation:
         )
         assert oldest is None or oldest not in step.preempted, "the protected sequence was preempted"
         for s in self.scheduler.waiting:
-            if s.waiting_for != "prefill":
-                self._stalled.pop(s, None)
-                continue
-            producer = s.wait_on
-            assert producer is not None, "it waits for nobody's prefill"
-            assert producer.state is State.RUNNING, "it waits for one that does not run"
-            last, computed, rounds = self._stalled.get(s, (producer, -1, 0))
-            same = last is producer and computed == producer.computed
-            self._stalled[s] = (producer, producer.computed, rounds + 1 if same else 0)
-            assert rounds <= limits.stalled_rounds + 1, "it waits for a stalled prefill"
+            if s.waiting_for == "prefill":
+                assert limits.stalled_rounds, "it waits, and should not"
+                pending = self.memory.match(s).pending
+                assert pending is not None, "it waits for a prefill that nobody does"
+                assert s.wait_on is pending.producer, "it waits for another's prefill"
+                assert pending.producer.state is State.RUNNING, "it waits for one that does not run"
 
     # -- after every operation -------------------------------------------------------------------------
 

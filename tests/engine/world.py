@@ -29,7 +29,7 @@ class World:
                 max_running=r.choice([2, 4, 8]),
                 max_running_per_principal=r.choice([2, 8]),
                 max_overtakes=3,
-                stalled_rounds=r.choice([2, 8]),
+                stalled_rounds=r.choice([0, 8, 8]),
                 pool_share_per_principal=r.choice([1.0, 0.5]),
             ),
             document_bonus=r.choice([0, 32]),
