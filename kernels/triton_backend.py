@@ -315,6 +315,54 @@ class TritonBackend:
             )
         return output
 
+    def warm_up(
+        self,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        block_size: int,
+        windows: Sequence[int | None] = (None,),
+        soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        """Compile (or load from Triton's cache) every kernel that serving this model can need.
+
+        Two tiny batches meet all tiles: two readers of a shared prefix (wide, narrow, merge) and a long
+        chunk (tall). Nothing about a later batch takes part in a kernel's specialisation.
+        """
+        shared = -(-self.cost.overhead_tokens // block_size) + 1
+        pool_blocks = shared + 8 + -(-128 // block_size)
+        shape = (kv_heads, pool_blocks * block_size, head_dim)
+        keys = torch.zeros(shape, dtype=dtype, device=self.device)
+        values = torch.zeros(shape, dtype=dtype, device=self.device)
+        prefix = list(range(shared))
+        chunk = 1 + 64 // (q_heads // kv_heads)
+        batches = [
+            ([[*prefix, shared], [*prefix, shared + 1]], [1, 1], [shared * block_size + 1] * 2),
+            ([list(range(pool_blocks))], [chunk], [chunk]),
+        ]
+        for tables, queries, contexts in batches:
+            query = torch.zeros((sum(queries), q_heads, head_dim), dtype=dtype, device=self.device)
+            plan = self.plan(
+                page_tables=tables, query_lens=queries, context_lens=contexts, block_size=block_size
+            )
+            for window in windows:
+                self.attend(
+                    query,
+                    keys,
+                    values,
+                    plan,
+                    scale=1.0,
+                    sliding_window=window,
+                    soft_cap=soft_cap,
+                    sinks=sinks,
+                )
+        row = torch.zeros((1, kv_heads, head_dim), dtype=dtype, device=self.device)
+        self.write(row, row, keys, values, torch.zeros(1, dtype=torch.int64, device=self.device))
+        self.copy_blocks([keys], [values], [(0, 1, block_size)], block_size)
+
     def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
         """See `AttentionBackend.write`. `slots` must be on the device: the host does not look at them."""
         if key.shape != value.shape or key.shape[0] != slots.shape[0]:
