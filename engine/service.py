@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ log = logging.getLogger("coread.engine")
 ServiceState = Literal["starting", "ready", "failed", "stopped"]
 #: A snapshot is shared by all viewers and rebuilt at most this often.
 SNAPSHOT_INTERVAL_S = 0.25
+#: The idle engine recomputes all accounts at most this often.
+CHECK_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +145,10 @@ class Generation:
             if self._signalled:
                 return
             self._signalled = True
-        # The consumer's loop may be gone: then nobody waits for this either.
-        if not self._loop.is_closed():
-            try:
-                self._loop.call_soon_threadsafe(self._ready.set)
-            except RuntimeError:
-                self.abort()
+        try:
+            self._loop.call_soon_threadsafe(self._ready.set)
+        except RuntimeError:  # the consumer's loop is closed: nobody waits for this any more
+            self.abort()
 
 
 class EngineService:
@@ -249,12 +250,26 @@ class EngineService:
         """
         core = self._ready_core()
         generation = Generation(self, f"gen-{next(self._ids)}", asyncio.get_running_loop())
-        core.submit(generation.id, request, generation._put)
+        core.submit(generation.id, request, self._sink(generation))
         self._wake.set()
         if self._status.state != "ready":
             # The thread died in between: nobody would ever answer.
             core.fail_all(EngineUnavailable(f"The engine is not running: {self._status.detail}"))
         return generation
+
+    def _sink(self, generation: Generation) -> Callable[[Event | None], None]:
+        """Where the engine puts events. It does not keep the generation alive: one that nobody holds any
+        more, because its reader was cancelled or forgot it, is aborted with its next event."""
+        reference, id = weakref.ref(generation), generation.id
+
+        def put(event: Event | None) -> None:
+            reader = reference()
+            if reader is not None:
+                reader._put(event)
+            elif event is not None:
+                self._abort(id)
+
+        return put
 
     def _abort(self, id: str) -> None:
         core = self._core
@@ -355,10 +370,12 @@ class EngineService:
             self._snapshot = None
             self._set(replace(self._status, state="ready"))
             self._loop(self._core)
+            # First the state, then the requests: one that comes in between sees that nobody will answer.
+            self._set(replace(self._status, state="stopped", detail="The engine was stopped."))
             self._close(EngineUnavailable("The engine was stopped; please ask again in a moment."))
         except EngineError as error:
             self._die(error)
-        except Exception as error:
+        except BaseException as error:  # whatever ends the thread, nobody may wait for it any longer
             log.exception("the engine's thread ended")
             self._die(EngineUnavailable(f"The engine stopped working ({type(error).__name__}: {error})."))
 
@@ -382,7 +399,7 @@ class EngineService:
                     request.fail(error)
 
     def _loop(self, core: EngineCore) -> None:
-        checked = True
+        checked, checked_at = True, float("-inf")
         while not self._stopping:
             self._wake.clear()
             if core.busy:
@@ -391,9 +408,10 @@ class EngineService:
                     # Nothing could run: somebody has to leave, arrive or be aborted first.
                     self._wake.wait(0.002)
                 continue
-            if not checked:
+            # Once after each stretch of work, but not so often that a large pool's check delays newcomers.
+            if not checked and time.monotonic() - checked_at >= CHECK_INTERVAL_S:
                 core.check_integrity()
-                checked = True
+                checked, checked_at = True, time.monotonic()
             self._wake.wait(1.0)
             with core.lock:
                 core.ledger.tick(time.monotonic())
