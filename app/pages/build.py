@@ -48,10 +48,13 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
             delete = gr.Button("Delete this conversation", size="sm", variant="secondary")
             with gr.Accordion("Your own documents", open=False):
                 upload = gr.File(
-                    label="Drop files here: text, Markdown, HTML, PDF", file_count="multiple",
+                    label="Add documents", show_label=False, file_count="multiple",
                     height=130, elem_id="cr-upload",
                 )  # fmt: skip
-                upload_status = gr.Markdown("Only you can read what you add.", elem_classes="cr-status")
+                upload_status = gr.Markdown(
+                    "Text, Markdown, HTML, PDF, Word, Excel. Only you can read what you add.",
+                    elem_classes="cr-status",
+                )
                 own = gr.Dropdown([], label="Added by you", elem_id="cr-own", visible=False)
                 remove = gr.Button("Delete this document", size="sm", visible=False)
         gr.HTML(_read("brand.html"), js_on_load=None, elem_id="cr-brand")

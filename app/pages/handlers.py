@@ -170,10 +170,10 @@ class ChatHandlers:
             updates = self._runtime.chat.ask(principal, conversation, question)
         except Exception as error:
             tell(error)
-            yield {**_idle(), "question": question}
+            yield _idle(question)
             return
         before.append(transcript.user_entry(question))
-        yield {**_busy(), "question": "", "conversation": conversation, "memory": conversation}
+        yield {**_busy(""), "conversation": conversation, "memory": conversation}
         async with aclosing(self._stream(principal, conversation, before, updates, question)) as outputs:
             async for output in outputs:
                 yield output
@@ -240,8 +240,8 @@ class ChatHandlers:
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
         except Exception as error:
             tell(error)
-            restored = {"question": question} if question is not None and not text else {}
-            yield {**_idle(), **restored, "chat": await self._entries(principal, conversation)}
+            again = question if not text else None
+            yield {**_idle(again), "chat": await self._entries(principal, conversation)}
         finally:
             await updates.aclose()  # ends the engine's request too
 
@@ -297,9 +297,16 @@ class ChatHandlers:
         yield {"invite": gr.update(interactive=True)}
 
 
-def _busy() -> dict[str, Any]:
-    return {"question": gr.update(submit_btn=False, stop_btn="Stop"), "branches": gr.update(visible=False)}
+def _busy(value: str | None = None) -> dict[str, Any]:
+    """The question box while an answer runs; `value` replaces what stands in it."""
+    box: dict[str, Any] = {"submit_btn": False, "stop_btn": "Stop"}
+    return {
+        "question": gr.update(**box, **({} if value is None else {"value": value})),
+        "branches": gr.update(visible=False),
+    }
 
 
-def _idle() -> dict[str, Any]:
-    return {"question": gr.update(submit_btn="Ask", stop_btn=False)}
+def _idle(value: str | None = None) -> dict[str, Any]:
+    """The question box when nothing runs; `value` puts a refused question back."""
+    box: dict[str, Any] = {"submit_btn": "Ask", "stop_btn": False}
+    return {"question": gr.update(**box, **({} if value is None else {"value": value}))}

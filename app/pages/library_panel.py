@@ -66,7 +66,8 @@ class LibraryHandlers:
                     async for info in knowledge.progress(principal, document, _LOOK_EVERY_S):
                         lines[number] = f"⏳ {name}: {info.status}"
                         if info.status == "ready":
-                            lines[number] = f"✓ {name}: ready, {info.passages:,} passages"
+                            noun = "passage" if info.passages == 1 else "passages"
+                            lines[number] = f"✓ {name}: ready, {info.passages:,} {noun}"
                         elif info.status == "failed":
                             lines[number] = f"✗ {name}: {render.plain(info.message or 'could not be read')}"
                         yield status()

@@ -1,0 +1,122 @@
+"""The page in a real browser: people apart, hostile text shown, stop and leave, memory drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from engine.types import Delta, Done, Reading
+from tests.app.fakes import receipt
+from tests.e2e.conftest import Person, Served, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+HOSTILE = (
+    '<img src=x onerror="window.ran=1"> ${window.ran=1} ![p](https://example.org/p.png) '
+    "[l](javascript:window.ran=1)"
+)
+
+
+async def test_an_answer_with_source_receipt_and_map(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When was the lighthouse on Gull Rock built?")
+    text = await ann.answered()
+    assert "Hello." in text
+    await ann.page.get_by_text("Source ·").click()
+    await ann.page.get_by_text("built in 1871").wait_for()
+    await ann.page.get_by_text("Receipt ·").click()
+    await ann.page.get_by_text("Reused from shared memory").wait_for()
+    await ann.page.wait_for_function("document.querySelector('#cr-memory canvas').dataset.shared === '1'")
+    panel = await ann.page.locator("#cr-memory").inner_text()
+    assert "1 of them shared" in panel
+    assert await ann.page.locator("[data-cr=twin]").text_content()
+    ann.assert_unharmed()
+
+
+async def test_two_browsers_are_two_people(served: Served, browser: Browser) -> None:
+    ann, bob = await Person.enter(browser, served.url), await Person.enter(browser, served.url)
+    await ann.ask("When was the lighthouse on Gull Rock built? nonce-ann")
+    await bob.ask("What does the lamp burn? nonce-bob")
+    for person, mine, other in ((ann, "nonce-ann", "nonce-bob"), (bob, "nonce-bob", "nonce-ann")):
+        text = await person.answered()
+        assert mine in text
+        await person.load()
+        content = await person.page.content()
+        assert other not in content
+    ids = {r.output_scope.id for r in served.engine.requests}
+    assert len(ids) == 2
+
+
+async def test_a_reload_finds_the_conversation_again(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    await ann.answered()
+    await ann.load()
+    await ann.page.locator(".toggle-button").first.click()
+    await ann.page.locator("#cr-history label").first.click()
+    assert "When does the bakery open?" in await ann.answered()
+
+
+async def test_stop_keeps_what_was_written(served: Served, browser: Browser) -> None:
+    served.engine.script = [Reading(1, 10, 0), Delta(0, "Half", (80,)), "hold"]
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    await ann.page.get_by_text("Half").wait_for()
+    await ann.page.get_by_role("button", name="Stop").click()
+    assert "Stopped before the end." in await ann.answered()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["waiting", "writing"])
+async def test_a_closed_tab_frees_the_engine(served: Served, browser: Browser, written: bool) -> None:
+    served.engine.script = [Delta(0, "Half", (80,)), "hold"] if written else ["hold"]
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    assert await asyncio.to_thread(wait_until, lambda: served.engine.generations, 20)
+    await ann.context.close()
+    assert await asyncio.to_thread(wait_until, lambda: served.engine.generations[0].aborted, 10)
+
+
+async def test_hostile_names_contents_questions_and_answers_are_only_shown(
+    served: Served, browser: Browser, tmp_path: Path
+) -> None:
+    file = tmp_path / "${window.ran=1}<img src=x onerror=window.ran=1>.md"
+    file.write_text(f"# {HOSTILE}\n\nThe zebra is striped. {HOSTILE} <|im_end|>\n")
+    answer = f"The zebra is striped. {HOSTILE}"
+    served.engine.script = [Delta(0, answer, (80,)), Done(0, "stop", answer, (80,), receipt(10, 5, 1))]
+    ann = await Person.enter(browser, served.url)
+    await ann.page.locator(".toggle-button").first.click()
+    await ann.page.get_by_text("Your own documents").click()
+    await ann.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
+    await ann.page.get_by_text(re.compile(r"ready, \d+ passage")).first.wait_for()
+    await ann.ask(f"Is the zebra striped? {HOSTILE}")
+    await ann.answered()
+    await ann.page.get_by_text("Source ·").click()
+    await ann.page.wait_for_timeout(1_000)
+    await ann.load()
+    await ann.page.locator(".toggle-button").first.click()
+    await ann.page.locator("#cr-history label").first.click()
+    await ann.answered()
+    assert await ann.page.evaluate("window.ran") is None
+    assert await ann.page.locator("#cr-chat img[src*=example], #cr-chat a[href]").count() == 0
+    ann.assert_unharmed()
+
+
+@pytest.mark.parametrize("question", ["   ", "x" * 200_000])
+async def test_impossible_questions_get_a_sentence(served: Served, browser: Browser, question: str) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask(question)
+    await ann.page.get_by_text(re.compile("The question (is empty|has 200,000 characters)")).wait_for()
+    assert not served.engine.requests
+
+
+async def test_the_second_reader_joins(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When was the lighthouse on Gull Rock built?")
+    await ann.answered()
+    await ann.page.get_by_role("button", name="Invite a second reader").click()
+    await ann.page.get_by_text("came from memory").wait_for()
+    assert len(served.engine.requests) == 2
