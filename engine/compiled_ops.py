@@ -33,8 +33,11 @@ MIN_ROWS = 32
 
 #: Bits of infinity; every NaN's magnitude is above.
 _INFINITE = np.uint32(0x7F800000)
+#: Results kept for writing again; a step uses about eight, and chunk lengths vary.
+_KEPT_SHAPES = 32
 _NOTHING_F32 = np.zeros(0, dtype=np.float32)
 _NOTHING_U16 = np.zeros((0, 0), dtype=np.uint16)
+_NOTHING_I8 = np.zeros((0, 0), dtype=np.int8)
 
 
 @njit(inline="always")
@@ -238,14 +241,31 @@ def _bits(x: Tensor) -> Array:
 
 
 class CompiledOps:
-    """See `engine.small_ops.SmallOps`; bfloat16 on the CPU."""
+    """See `engine.small_ops.SmallOps`; bfloat16 on the CPU.
+
+    Results of `norm`, `gate` and `cast` are written to the same memory again by the next call of the same
+    method with the same shape: a decoder consumes them at once, and allocating and wrapping them anew
+    costs as much as filling them. Used by one thread.
+    """
 
     name = "compiled"
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int, int, bool], _Out] = {}
+
+    def _out(self, method: str, rows: int, width: int, eight: bool) -> _Out:
+        key = (method, rows, width, eight)
+        out = self._kept.get(key)
+        if out is None:
+            if len(self._kept) >= _KEPT_SHAPES:
+                self._kept.clear()
+            out = self._kept[key] = _Out(rows, width, eight)
+        return out
 
     def norm(self, hidden: Tensor, delta: Rows | None, weight: Tensor, eps: float, eight: bool) -> Rows:
         """See `SmallOps.norm`."""
         rows, width = hidden.shape
-        out = _Out(rows, width, eight)
+        out = self._out("norm", rows, width, eight)
         words = _NOTHING_U16 if delta is None else _bits(delta.values)
         factor = _NOTHING_F32 if delta is None or delta.scale is None else delta.scale.numpy()
         _THREADS.run(
@@ -288,7 +308,7 @@ class CompiledOps:
     def gate(self, gate_up: Rows, eight: bool) -> Rows:
         """See `SmallOps.gate`."""
         count, width = gate_up.values.shape
-        out = _Out(count, width // 2, eight)
+        out = self._out("gate", count, width // 2, eight)
         factor = _NOTHING_F32 if gate_up.scale is None else gate_up.scale.numpy()
         _THREADS.run(_GATE, count, _bits(gate_up.values), factor, out.words, out.bytes, out.scales, eight)
         return out.rows
@@ -297,7 +317,7 @@ class CompiledOps:
         """See `SmallOps.cast`."""
         if not eight:
             return Rows(x)
-        out = _Out(x.shape[0], x.shape[1], True)
+        out = self._out("cast", x.shape[0], x.shape[1], True)
         _THREADS.run(_CAST, x.shape[0], _bits(x.contiguous()), out.words, out.bytes, out.scales)
         return out.rows
 
@@ -316,6 +336,3 @@ class _Out:
             values = torch.empty((rows, width), dtype=torch.bfloat16)
             self.rows = Rows(values)
             self.words, self.bytes, self.scales = _bits(values), _NOTHING_I8, _NOTHING_F32
-
-
-_NOTHING_I8 = np.zeros((0, 0), dtype=np.int8)

@@ -18,7 +18,8 @@ from engine.errors import ModelRefused
 
 @dataclass(frozen=True, slots=True)
 class DecoderOutput:
-    """`hidden` `[T, width]`: the last layer's states; `logits` `[R, vocab]`: of the wanted rows only."""
+    """`hidden` `[T, width]`: the last layer's states, valid until the decoder is called again; `logits`
+    `[R, vocab]`: of the wanted rows only, float32."""
 
     hidden: Tensor
     logits: Tensor

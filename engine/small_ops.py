@@ -30,7 +30,8 @@ class Rows:
 
 
 class SmallOps(Protocol):
-    """All results are for the next product: of `dtype`, or int8 with a scale where `eight` is set."""
+    """All results are for the next product: of `dtype`, or int8 with a scale where `eight` is set. They
+    are valid until the same method is called again."""
 
     name: str
 

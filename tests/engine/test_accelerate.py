@@ -75,7 +75,7 @@ def test_a_fused_decoder_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @needs_int8
 def test_reduced_precision_is_bounded_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda products, ops: [1.0 if products[0].quantised else 2.0] * 4)
+    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4, [1.0] * 4])
     model = _half()
     text = token_ids(model.tokenizer, 120)
     own = likelihood(model, BACKEND, 16, text)
@@ -99,7 +99,7 @@ def test_reduced_precision_is_bounded_and_remembered(tmp_path: Path, monkeypatch
 
 @needs_int8
 def test_nothing_is_reduced_where_the_budget_does_not_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda products, ops: [1.0 if products[0].quantised else 2.0] * 4)
+    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4, [1.0] * 4])
     monkeypatch.setattr(module, "BUDGET", -0.5)
     chosen = accelerate(_half(), BACKEND)
     assert chosen is not None
@@ -108,7 +108,7 @@ def test_nothing_is_reduced_where_the_budget_does_not_allow_it(monkeypatch: pyte
 
 @needs_int8
 def test_nothing_is_reduced_where_it_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda products, ops: [2.0] * 4)
+    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4] * 2)
     chosen = accelerate(_half(), BACKEND)
     assert chosen is not None
     assert "int8" not in "".join(chosen.kinds.values())
