@@ -26,7 +26,7 @@ def expand(runs: tuple[Run, ...]) -> list[int]:
 
 
 @given(batches())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_position_is_covered_once_and_at_its_slot(batch: Batch) -> None:
     for cost in (ALWAYS, CPU, CostModel(overhead_tokens=20)):
         plan = make(batch, cost)
@@ -41,7 +41,7 @@ def test_every_position_is_covered_once_and_at_its_slot(batch: Batch) -> None:
 
 
 @given(batches())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_with_no_overhead_each_shareable_block_is_read_once(batch: Batch) -> None:
     """Oracle: a block position counts once for each distinct chain of blocks up to it."""
     size = batch.block_size

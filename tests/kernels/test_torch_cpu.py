@@ -28,7 +28,7 @@ def check(case: Case, backend: TorchBackend) -> None:
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_equals_the_oracle_in_float32(case: Case) -> None:
     check(case, TorchBackend(cost=ALWAYS))
 

@@ -24,7 +24,7 @@ from tests.kernels.interpreter import bfloat16_products, interpreted_backend, ne
 pytestmark = needs_interpreter
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 5e-2}
 EXAMPLES = settings(
-    max_examples=int(os.environ.get("KERNEL_EXAMPLES", "20")),
+    max_examples=int(os.environ.get("KERNEL_EXAMPLES", "12")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
@@ -40,7 +40,7 @@ def _quiet_and_exact() -> Iterator[None]:
 
 @st.composite
 def triton_cases(draw: st.DrawFn) -> Case:
-    batch = draw(batches(block_sizes=(16, 32), max_sequences=5, max_query=20))
+    batch = draw(batches(block_sizes=(16, 32), max_sequences=4, max_query=6))
     return case_of(
         batch,
         kv_heads=draw(st.integers(1, 2)),

@@ -42,7 +42,7 @@ def tiles_of(batch: Batch, group: int, window: int | None, processors: int) -> T
     window=st.none() | st.integers(1, 100),
     processors=st.sampled_from([1, 4, 100]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_visible_key_of_every_token_is_met_exactly_once(
     batch: Batch, group: int, window: int | None, processors: int
 ) -> None:
