@@ -73,7 +73,7 @@ def test_html_keeps_what_a_person_sees_and_nothing_else() -> None:
 def test_html_says_its_own_encoding_and_may_nest_without_end() -> None:
     page = "<html><meta charset=shift_jis><body>保証期間は二年です。".encode("shift_jis")
     assert "保証期間" in parse(page, "x.htm", LIMITS).text
-    deep = b"<div>" * 50_000 + b"deep" + b"</div>" * 50_000
+    deep = b"<div>" * 5_000 + b"deep" + b"</div>" * 5_000
     assert parse(deep, "deep.html", LIMITS).text == "deep"
 
 
@@ -174,15 +174,13 @@ def test_the_child_answers_like_the_parser_and_loads_nothing_heavy(tmp_path: Pat
 
 
 def test_a_bomb_costs_one_job(tmp_path: Path) -> None:
+    path = write(tmp_path, files.bomb(270 * 2**20))
     with pytest.raises(ParseFailed) as caught:
-        parse_file(write(tmp_path, files.bomb()), "bomb.docx")
+        parse_file(path, "bomb.docx")
     assert caught.value.reason == "too long"
+    # Even where the archive's own words are believed, the address space ends first.
     with pytest.raises(ParseFailed) as caught:
-        parse_file(
-            write(tmp_path, files.bomb()),
-            "bomb.docx",
-            Limits(unpacked_bytes=10**12, memory_bytes=300 * 2**20),
-        )
+        parse_file(path, "bomb.docx", Limits(unpacked_bytes=10**12, memory_bytes=250 * 2**20))
     assert caught.value.reason in ("memory", "damaged", "time")
 
 
