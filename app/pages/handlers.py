@@ -299,14 +299,16 @@ class ChatHandlers:
 
 def _busy(value: str | None = None) -> dict[str, Any]:
     """The question box while an answer runs; `value` replaces what stands in it."""
-    box: dict[str, Any] = {"submit_btn": False, "stop_btn": "Stop"}
     return {
-        "question": gr.update(**box, **({} if value is None else {"value": value})),
+        "question": _box(value, submit_btn=False, stop_btn="Stop"),
         "branches": gr.update(visible=False),
     }
 
 
 def _idle(value: str | None = None) -> dict[str, Any]:
     """The question box when nothing runs; `value` puts a refused question back."""
-    box: dict[str, Any] = {"submit_btn": "Ask", "stop_btn": False}
-    return {"question": gr.update(**box, **({} if value is None else {"value": value}))}
+    return {"question": _box(value, submit_btn="Ask", stop_btn=False)}
+
+
+def _box(value: str | None, **changes: Any) -> Any:
+    return gr.update(**changes) if value is None else gr.update(value=value, **changes)

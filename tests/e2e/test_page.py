@@ -26,7 +26,7 @@ async def test_an_answer_with_source_receipt_and_map(served: Served, browser: Br
     await ann.ask("When was the lighthouse on Gull Rock built?")
     text = await ann.answered()
     assert "Hello." in text
-    await ann.page.get_by_text("Source ·").click()
+    await ann.page.get_by_text(re.compile("^Sources? ·")).first.click()
     await ann.page.get_by_text("built in 1871").wait_for()
     await ann.page.get_by_text("Receipt ·").click()
     await ann.page.get_by_text("Reused from shared memory").wait_for()
@@ -94,7 +94,7 @@ async def test_hostile_names_contents_questions_and_answers_are_only_shown(
     await ann.page.get_by_text(re.compile(r"ready, \d+ passage")).first.wait_for()
     await ann.ask(f"Is the zebra striped? {HOSTILE}")
     await ann.answered()
-    await ann.page.get_by_text("Source ·").click()
+    await ann.page.get_by_text(re.compile("^Sources? ·")).first.click()
     await ann.page.wait_for_timeout(1_000)
     await ann.load()
     await ann.page.locator(".toggle-button").first.click()
