@@ -284,6 +284,7 @@ def main(argv: list[str] | None = None) -> int:
         with_model=not arguments.no_model,
     )
     if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1) if arguments.json else tables(result))
     return 0

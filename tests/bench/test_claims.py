@@ -33,7 +33,7 @@ KEYS = (
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("claims") / "claims.json"
+    out = tmp_path_factory.mktemp("claims") / "results" / "claims.json"
     assert claims.main(["--quick", "--out", str(out)]) == 0
     result: dict[str, Any] = json.loads(out.read_text())
     return result
