@@ -62,12 +62,12 @@ class Ingest:
         limits: Limits | None = None,
         courtesy: Courtesy | None = None,
         threads: int = 2,
-        replaced: Callable[[str, str], None] = lambda document_id, content_hash: None,
     ) -> None:
         self._db, self._data_dir, self._searcher, self._embedder = database, data_dir, searcher, embedder
         self._limits = limits or Limits()
         self._courtesy = courtesy or Courtesy()
-        self._replaced = replaced
+        #: Called with (document id, old content hash) once a new version has taken the old one's place.
+        self.replaced: Callable[[str, str], None] = lambda document_id, content_hash: None
         self._wake = threading.Condition()
         self._stopping = False
         self._cancelled: set[int] = set()
@@ -206,7 +206,7 @@ class Ingest:
             except Exception:
                 log.exception("the vector index of collection %s is rebuilt", job.collection)
         if old_hash is not None:
-            self._replaced(job.document_id, old_hash)
+            self.replaced(job.document_id, old_hash)
 
     def _embed(self, job: Job, passages: Sequence[Passage]) -> Vectors:
         parts: list[Vectors] = []

@@ -225,7 +225,7 @@ def test_a_failure_halfway_through_a_deletion_leaves_no_stale_hit(
         library.document(gone, ALL)
     monkeypatch.undo()
     if where == "file":
-        library._sweep_files()  # what the next start does
+        library._uploads.sweep_files()  # what the next start does
     assert library.check().ok
 
 
