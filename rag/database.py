@@ -116,6 +116,8 @@ class Database:
         if connection is None:
             connection = self._local.connection = self._connect()
             connection.execute("PRAGMA query_only=ON")
+            # There may be dozens of reading threads; the operating system caches the file for all of them.
+            connection.execute("PRAGMA cache_size=-4000")
             with self._connections_lock:
                 self._connections.append(connection)
         if connection.in_transaction:  # a read inside a read sees the same snapshot
