@@ -30,6 +30,7 @@ from engine.core import EngineCore
 from engine.errors import EngineError, EngineStarting, EngineUnavailable, IntegrityError, ModelNotFound
 from engine.ledger import MemorySnapshot
 from engine.scheduler import Limits
+from engine.tree_picture import TreePicture, picture
 from engine.types import (
     Delta,
     Done,
@@ -48,6 +49,7 @@ log = logging.getLogger("coread.engine")
 ServiceState = Literal["starting", "ready", "failed", "stopped"]
 #: A snapshot is shared by all viewers and rebuilt at most this often.
 SNAPSHOT_INTERVAL_S = 0.25
+TREE_INTERVAL_S = 1.0
 #: The idle engine recomputes all accounts at most this often.
 CHECK_INTERVAL_S = 10.0
 
@@ -81,6 +83,23 @@ class PageTableView:
     blocks: tuple[int, ...]
     readers: tuple[int, ...]
     filled: tuple[int, ...]
+    #: Slots that the block got by a copy when texts parted inside it; 0: it is no copy.
+    copied: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """One block, as it is now. `first_token` is the position of its first slot in its chain, None where the
+    tree does not index it; `copied_from` is the source of its copy while that still holds the same text."""
+
+    block: int
+    readers: int
+    open_readers: int
+    filled: int
+    documents: frozenset[str]
+    first_token: int | None
+    copied_slots: int
+    copied_from: int | None
 
 
 class Generation:
@@ -142,7 +161,8 @@ class Generation:
                 self._buffer[-1] = event
             else:
                 self._buffer.append(event)
-            if self._signalled:
+            gone = self._loop.is_closed()
+            if self._signalled and not gone:
                 return
             self._signalled = True
         try:
@@ -166,6 +186,8 @@ class EngineService:
         self._ids = count(1)
         self._snapshot: MemorySnapshot | None = None
         self._snapshot_at = float("-inf")
+        self._tree: TreePicture | None = None
+        self._tree_at = float("-inf")
         self._snapshot_lock = threading.Lock()
         self._make_core: Callable[[], EngineCore] | None = None
 
@@ -310,9 +332,44 @@ class EngineService:
                     tuple(table.tolist()),
                     tuple((pool.reader_count + pool.soft)[table].tolist()),
                     tuple(pool.filled[b] for b in table.tolist()),
+                    tuple(pool.origin[b][2] if b in pool.origin else 0 for b in table.tolist()),
                 )
                 for key, live, tokens, table in found
             ]
+
+    def tree(self) -> TreePicture:
+        """The prefix tree as a picture, at most a second old (longer where the pool is very large, as it is
+        walked whole), shared by all callers."""
+        core = self._ready_core()
+        with self._snapshot_lock:
+            now = time.monotonic()
+            every = max(TREE_INTERVAL_S, core.memory.pool.num_blocks / 20_000)
+            if self._tree is None or now - self._tree_at >= every:
+                with core.lock:
+                    self._tree = picture(core.memory)
+                self._tree_at = now
+            return self._tree
+
+    def block(self, block: int) -> BlockView | None:
+        """What one block holds now; None where there is no such block."""
+        core = self._ready_core()
+        with core.lock:
+            pool = core.memory.pool
+            if not 0 <= block < pool.num_blocks:
+                return None
+            node = pool.node[block]
+            source, generation, slots = pool.origin.get(block, (-1, -1, 0))
+            same = source >= 0 and int(pool.generation[source]) == generation
+            return BlockView(
+                block=block,
+                readers=int(pool.reader_count[block]),
+                open_readers=int(pool.reader_count[block] + pool.soft[block]),
+                filled=pool.filled[block],
+                documents=node.documents if node is not None else frozenset(),
+                first_token=None if node is None else (sum(1 for _ in node.chain()) - 1) * pool.block_size,
+                copied_slots=slots,
+                copied_from=source if same else None,
+            )
 
     def resident_tokens(self, segments: Sequence[Segment]) -> int:
         """How many leading tokens of these segments are in memory now."""
@@ -367,7 +424,7 @@ class EngineService:
             if self._make_core is None:
                 self._make_core = self._load()
             self._core = self._make_core()
-            self._snapshot = None
+            self._snapshot = self._tree = None
             self._set(replace(self._status, state="ready"))
             self._loop(self._core)
             # First the state, then the requests: one that comes in between sees that nobody will answer.
@@ -473,4 +530,4 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-__all__ = ["EngineService", "EngineStatus", "Generation", "ModelNotFound", "PageTableView"]
+__all__ = ["BlockView", "EngineService", "EngineStatus", "Generation", "ModelNotFound", "PageTableView"]

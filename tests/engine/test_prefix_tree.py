@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.errors import IntegrityError
@@ -141,3 +146,27 @@ def test_the_index_refuses_what_would_corrupt_it() -> None:
     top.alive = False
     with pytest.raises(IntegrityError, match="removed"):
         tree.insert(top, (9, 9), 7, True, frozenset())
+
+
+def test_the_hash_seed_of_the_process_decides_nothing() -> None:
+    """Another process, another seed: the same hits, the same blocks, the same victims."""
+    program = (
+        "from tests.engine.world import RandomDriver\n"
+        "driver = RandomDriver(3, 10, 4)\n"
+        "driver.run(60)\n"
+        "events = driver.sim.memory.events.after(0)\n"
+        "print(driver.sim.oracle.reuse, [(e.kind, e.block, e.other, e.slots) for e in events])\n"
+    )
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "77")
+    ]
+    assert told[0] == told[1]
+    assert int(told[0].split()[0]) > 0
