@@ -1,72 +1,139 @@
-"""Who may use the HTTP doors beside the page: keys, the loopback exception, the machine's own commands."""
+"""Who is acting, decided in one function for every door: the page, `/v1`, the machine's own commands."""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
-
-from app.errors import NoIdentity, NotAllowed
-from app.principal import OWNER, Principal, key_principal
+from app.errors import NoIdentity, NotAllowed, StillWarmingUp
+from app.keys import ApiKeys
+from app.principal import OWNER, CookieSigner, Principal, key_principal, require
 from app.settings import LOOPBACK_HOSTS, Settings
 
+Door = Literal["page", "api", "command"]
 #: Programs on this machine that ask a loopback server without a key.
-LOCAL_API = Principal("local", "local-api")
+LOCAL_API = Principal("local", "local-api", "administrator")
 
 
-def _host_name(authority: str) -> str:
+class Caller(Protocol):
+    """The parts of a request that say who is asking (Starlette's `Request` and Gradio's both have them)."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+
+class Sessions(Protocol):
+    """Signed-in people (see `app.accounts`)."""
+
+    def principal(self, headers: Mapping[str, str]) -> Principal | None: ...
+
+
+def host_name(authority: str) -> str:
+    """The host of `host:port`, lower case; raises ValueError for a malformed one."""
     return (urlsplit(f"//{authority}").hostname or "").lower()
 
 
-def from_this_machine(request: Request, allowed_hosts: Sequence[str] = ()) -> bool:
-    """True where the caller is a program on this machine and not a web page that a browser was lured to.
+def is_loopback(address: str) -> bool:
+    return address in LOOPBACK_HOSTS or address.startswith("127.")
+
+
+def known_host(headers: Mapping[str, str], allowed_hosts: Sequence[str] = ()) -> bool:
+    """True where a loopback server was asked under a name of its own, and not by a page of another site.
 
     A page of another site can reach a loopback server through the browser; it then shows in the `Origin`
     header, or (after DNS rebinding) in the `Host` header.
     """
-    client = request.client.host if request.client else ""
-    if client not in LOOPBACK_HOSTS and not client.startswith("127."):
-        return False
     names = {*LOOPBACK_HOSTS, *(host.lower() for host in allowed_hosts)}
     try:
-        if _host_name(request.headers.get("host", "")) not in names:
+        if host_name(headers.get("host", "")) not in names:
             return False
-        origin = request.headers.get("origin")
+        origin = headers.get("origin")
         return origin is None or (urlsplit(origin).hostname or "").lower() in names
     except ValueError:  # a malformed host
         return False
 
 
-def _bearer(request: Request) -> str | None:
-    kind, _, value = request.headers.get("authorization", "").partition(" ")
+def from_this_machine(caller: Caller, allowed_hosts: Sequence[str] = ()) -> bool:
+    """True where the caller is a program on this machine and not a web page that a browser was lured to."""
+    client = getattr(caller, "client", None)
+    return is_loopback(client.host if client else "") and known_host(caller.headers, allowed_hosts)
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The key of an `Authorization: Bearer KEY` header."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
     return value.strip() if kind.lower() == "bearer" and value.strip() else None
 
 
-def api_principal(request: Request, settings: Settings) -> Principal:
-    """The principal of a `/v1` request: a key's, or the keyless local one on a loopback server.
-
-    Raises `NoIdentity` (401) otherwise. On a loopback server without keys in its settings any key is taken
-    for none: client libraries insist on sending one.
-    """
-    keys = [key.get_secret_value() for key in settings.api_keys]
-    presented = _bearer(request)
-    if presented is not None and (principal := key_principal(presented, keys)) is not None:
-        return principal
-    local = settings.loopback and from_this_machine(request, settings.allowed_hosts)
-    if local and (presented is None or not keys):
-        return LOCAL_API
-    raise NoIdentity(
-        "This API key is not known here."
-        if presented is not None
-        else "An API key is needed: send it as 'Authorization: Bearer KEY'."
-    )
-
-
-def require_owner(request: Request, token: str) -> Principal:
+def require_owner(caller: Caller, token: str) -> Principal:
     """The machine's own command line, proved by the token that lies in the data directory (mode 0600)."""
-    presented = request.headers.get("x-coread-token", "")
-    if not hmac.compare_digest(presented.encode(), token.encode()) or request.headers.get("origin"):
+    presented = caller.headers.get("x-coread-token", "")
+    if not hmac.compare_digest(presented.encode(), token.encode()) or caller.headers.get("origin"):
         raise NotAllowed("This door is for Coread's own commands on this machine.")
     return OWNER
+
+
+class Access:
+    """Resolves principals. `sessions` and `keys` are set once the database is open."""
+
+    def __init__(self, settings: Settings, signer: CookieSigner, token: str) -> None:
+        self._settings, self._signer, self._token = settings, signer, token
+        self._env_keys = [key.get_secret_value() for key in settings.api_keys]
+        self.sessions: Sessions | None = None
+        self.keys: ApiKeys | None = None
+
+    def resolve(self, door: Door, caller: Caller) -> Principal:
+        """The principal of a request at a door.
+
+        page      whoever signed in; in open mode the browser's own signed cookie
+        api       an API key's owner; on a loopback server also programs of this machine without a key
+        command   the machine's owner, proved by the token in the data directory (mode 0600)
+
+        Raises `NoIdentity` (401), `NotAllowed` (403), or `StillWarmingUp` (503) before the database is open.
+        """
+        match door:
+            case "page":
+                return self._browser(caller.headers)
+            case "api":
+                return self._program(caller)
+            case "command":
+                return require_owner(caller, self._token)
+
+    def _browser(self, headers: Mapping[str, str]) -> Principal:
+        if self._settings.open_to_all:
+            return require(self._signer, headers)
+        if self.sessions is None:
+            raise StillWarmingUp("Coread is starting; sign in in a moment.")
+        principal = self.sessions.principal(headers)
+        if principal is None:
+            raise NoIdentity("Sign in first: your session has ended or there was none.")
+        return principal
+
+    def _program(self, caller: Caller) -> Principal:
+        presented = bearer(caller.headers)
+        if presented is not None:
+            if (principal := key_principal(presented, self._env_keys)) is not None:
+                return principal
+            if self.keys is not None and (principal := self.keys.principal(presented)) is not None:
+                return principal
+        # Client libraries insist on sending a key; where none was ever made, any is taken for none.
+        settings = self._settings
+        local = settings.loopback and from_this_machine(caller, settings.allowed_hosts)
+        if local and (presented is None or not (self._env_keys or (self.keys and self.keys.live()))):
+            return LOCAL_API
+        if presented is not None and self.keys is None:
+            raise StillWarmingUp("Coread is starting; try the key again in a moment.")
+        raise NoIdentity(
+            "This API key is not known here."
+            if presented is not None
+            else "An API key is needed: send it as 'Authorization: Bearer KEY'."
+        )
+
+
+def require_administrator(principal: Principal) -> Principal:
+    """The principal, where it is an administrator; raises `NotAllowed` otherwise."""
+    if principal.role != "administrator":
+        raise NotAllowed("This is for administrators.")
+    return principal

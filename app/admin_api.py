@@ -13,7 +13,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from app.access import require_owner
 from app.commands import ask, ingest_bytes, search
 from app.errors import UploadRefused
 from app.runtime import Runtime
@@ -41,7 +40,7 @@ def admin_router(runtime: Runtime) -> APIRouter:
 
     @router.post("/ask")
     async def ask_route(body: AskBody, request: Request) -> dict[str, Any]:
-        principal = require_owner(request, runtime.token)
+        principal = runtime.identify("command", request)
         await runtime.wait_seeded()
         task = asyncio.ensure_future(ask(runtime, principal, body.question, body.document))
         try:
@@ -55,13 +54,13 @@ def admin_router(runtime: Runtime) -> APIRouter:
 
     @router.post("/search")
     async def search_route(body: SearchBody, request: Request) -> dict[str, Any]:
-        principal = require_owner(request, runtime.token)
+        principal = runtime.identify("command", request)
         await runtime.wait_seeded()
         return await search(runtime, principal, body.query, body.limit)
 
     @router.post("/ingest")
     async def ingest_route(body: IngestBody, request: Request) -> dict[str, Any]:
-        principal = require_owner(request, runtime.token)
+        principal = runtime.identify("command", request)
         await runtime.wait_seeded()
         try:
             data = base64.b64decode(body.data, validate=True)
@@ -71,7 +70,7 @@ def admin_router(runtime: Runtime) -> APIRouter:
 
     @router.get("/status")
     async def status_route(request: Request) -> dict[str, Any]:
-        require_owner(request, runtime.token)
+        runtime.identify("command", request)
         return runtime.status()
 
     return router

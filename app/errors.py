@@ -63,6 +63,20 @@ class UploadRefused(AppError):
     status = 413
 
 
+class ValueRefused(AppError):
+    """A name, a password or another value is empty, too long or not of the kind that is needed."""
+
+    code = "invalid_value"
+    status = 422
+
+
+class QuotaRefused(AppError):
+    """A person keeps as many of something as the server allows."""
+
+    code = "quota_exceeded"
+    status = 409
+
+
 class TurnRunning(AppError):
     """The conversation is still being answered; one turn runs at a time."""
 

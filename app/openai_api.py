@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from app.access import api_principal
 from app.errors import AppError, QuestionRefused
 from app.http_errors import as_refusal
 from app.openai_schema import ApiRefusal, ChatRequest
@@ -56,7 +55,7 @@ def openai_router(runtime: Runtime) -> APIRouter:
 
     @router.get("/models")
     async def models(request: Request) -> dict[str, Any]:
-        api_principal(request, runtime.settings)
+        runtime.identify("api", request)
         created = int(api.started)
         listed = [
             {"id": name, "object": "model", "created": created, "owned_by": "coread"} for name in api.models()
@@ -65,7 +64,7 @@ def openai_router(runtime: Runtime) -> APIRouter:
 
     @router.post("/chat/completions")
     async def completions(body: ChatRequest, request: Request) -> Response:
-        principal = api_principal(request, runtime.settings)
+        principal = runtime.identify("api", request)
         call = await api.begin(principal, body)
         if body.stream:
             return StreamingResponse(

@@ -21,20 +21,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import NoIdentity
 
 Kind = Literal["local", "anonymous", "signed_in", "api_key"]
+Role = Literal["administrator", "reader"]
 _ID_BYTES = 16
 _MAX_AGE_S = 180 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A person or program. `id` is unique over all kinds and is what things are owned by."""
+    """A person or program. `id` is what things are owned by: an account's browser and its API keys share it,
+    and nothing else shares one."""
 
     kind: Kind
     id: str
+    role: Role = "reader"
 
 
 #: The person at the machine's own command line. Browsers never are this one.
-OWNER = Principal("local", "owner")
+OWNER = Principal("local", "owner", "administrator")
 
 
 class CookieSigner:

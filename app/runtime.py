@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from app.access import Access, Caller, Door
 from app.chat import Chat
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.errors import StillWarmingUp
 from app.http_errors import sentence
 from app.knowledge import Knowledge
+from app.keys import ApiKeys
 from app.memory_feed import encode_map, memory_json
 from app.messages import MessageEncoder
-from app.principal import CookieSigner, Principal, require
+from app.people_schema import MIGRATIONS as PEOPLE
+from app.principal import CookieSigner, Principal
 from app.prompting import Prompter
 from app.settings import Settings
 from app.store import MIGRATIONS, Store
@@ -50,6 +54,13 @@ def engine_json(status: EngineStatus) -> dict[str, Any]:
 
 
 class Parts(Protocol):
+@dataclass(frozen=True, slots=True)
+class _Browser:
+    """A caller of whom only the headers are known."""
+
+    headers: Mapping[str, str]
+
+
     """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread."""
 
     def engine(self, settings: Settings) -> EngineService: ...
@@ -117,6 +128,8 @@ class Runtime:
         self._knowledge: Knowledge | None = None
         self._signer: CookieSigner | None = None
         self._token = ""
+        self._access: Access | None = None
+        self._keys: ApiKeys | None = None
         self._loading: asyncio.Task[None] | None = None
         self._seeding: asyncio.Task[None] | None = None
         self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
@@ -133,6 +146,7 @@ class Runtime:
         return path
 
     def start(self) -> None:
+        self._access = Access(self.settings, self._signer, self._token)
         """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome."""
         if self._loading is None:
             self._state = "warming_up"
@@ -153,6 +167,7 @@ class Runtime:
             self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
             self._engine.start()
             self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
+            await self._open_people(self._database)
             self._store = Store(self._database)
             self._library = await asyncio.to_thread(
                 self._parts.library, self.settings, data_dir, self._database, self._busy
@@ -176,6 +191,13 @@ class Runtime:
     async def _watch_seeding(self, queued: list[str]) -> None:
         """On a first start the sample documents are read while people can already ask."""
         if self._knowledge is None:
+    async def _open_people(self, database: Database) -> None:
+        """Know who may enter before anything heavy is loaded: signing in works while the models warm up."""
+        await asyncio.to_thread(database.migrate, PEOPLE)
+        keys = ApiKeys(database, lambda _: None)
+        await keys.open()
+        self._keys = self.access.keys = keys
+
             return
         for done, id in enumerate(queued):
             self._detail = f"Ready; {done:,} of {len(queued):,} new sample documents have been read."
@@ -288,7 +310,23 @@ class Runtime:
 
     def principal(self, headers: Mapping[str, str]) -> Principal:
         """Who a browser's request acts for."""
-        return require(self.signer, headers)
+        return self.identify("page", _Browser(headers))
+
+    @property
+    def access(self) -> Access:
+        if self._access is None:
+            raise StillWarmingUp("The data directory is not open.")
+        return self._access
+
+    @property
+    def keys(self) -> ApiKeys:
+        if self._keys is None:
+            raise StillWarmingUp(self.detail)
+        return self._keys
+
+    def identify(self, door: Door, caller: Caller) -> Principal:
+        """Who a request at a door acts for (see `Access.resolve`)."""
+        return self.access.resolve(door, caller)
 
     # -- figures -----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from app.admin_api import admin_router
 from app.errors import PortUnavailable
 from app.openai_api import openai_router
 from app.principal import IdentityMiddleware
+from app.people_api import people_router
 from app.runtime import Runtime
 from app.security import BodyLimitMiddleware, HeadersMiddleware
 
@@ -75,6 +76,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     app.include_router(openai_router(runtime))
     app.include_router(admin_router(runtime))
     _add_health(app, runtime)
+    app.include_router(people_router(runtime))
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         demo,

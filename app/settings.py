@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     )
     #: Other names under which a loopback server may be asked without a key (a tunnel, a dev container).
     allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(split_commas)] = []
+    #: "open": everybody who can reach the server may read and ask. "accounts": people sign in.
+    access: Literal["auto", "open", "accounts"] = "auto"
     api_keys: Annotated[list[SecretStr], NoDecode, BeforeValidator(split_commas)] = []
 
     #: "auto": the packaged model where it is installed, else one from the hub that fits the device.
@@ -104,6 +106,14 @@ class Settings(BaseSettings):
     def loopback(self) -> bool:
         """True where only this machine can reach the server."""
         return self.host in LOOPBACK_HOSTS
+
+    @property
+    def open_to_all(self) -> bool:
+        """True where nobody needs to sign in: chosen so, or nobody but this machine or a Space's visitors
+        can reach the server."""
+        if self.access == "auto":
+            return self.loopback or bool(os.environ.get("SPACE_ID"))
+        return self.access == "open"
 
     def engine_config(self) -> EngineConfig:
         """The engine's part of the settings."""
