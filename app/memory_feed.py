@@ -10,6 +10,8 @@ import base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from engine.ledger import MemorySnapshot, Row, Totals
 
@@ -44,13 +46,21 @@ def _view(rows: Mapping[str, Row], totals: Totals, mine: str | None) -> dict[str
     return {"mine": _row(rows.get(mine)) if mine else None, "everybody": _totals(totals)}
 
 
+def open_readers(snapshot: MemorySnapshot) -> bytes:
+    """One saturating byte a block: running page tables and stored ones of open conversations."""
+    running = np.frombuffer(snapshot.readers, dtype=np.uint8).astype(np.int32)
+    stored = np.frombuffer(snapshot.soft_readers, dtype=np.uint8)
+    both: bytes = np.minimum(running + stored, 255).astype(np.uint8).tobytes()
+    return both
+
+
 def encode_map(snapshot: MemorySnapshot) -> dict[str, Any]:
     """The block map: `state` (see `STATES`), `readers` of running page tables and `open_readers` counting
     open conversations too, each one saturating byte a block, base64."""
     return {
         "state": base64.b64encode(snapshot.state).decode(),
         "readers": base64.b64encode(snapshot.readers).decode(),
-        "open_readers": base64.b64encode(snapshot.soft_readers).decode(),
+        "open_readers": base64.b64encode(open_readers(snapshot)).decode(),
     }
 
 
@@ -64,6 +74,7 @@ def memory_json(
     """
     since = snapshot.since_start
     return {
+        "number": snapshot.number,
         "pool": {
             "total_blocks": snapshot.total_blocks,
             "block_bytes": snapshot.block_bytes,
@@ -92,5 +103,6 @@ def memory_json(
             "preemptions": since.preemptions,
             "kv_bytes_logical": since.kv_bytes_logical,
             "kv_bytes_read": since.kv_bytes_read,
+            "answers": since.answers,
         },
     }

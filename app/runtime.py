@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from app.access import Access, Caller, Door
 from app.chat import Chat
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
+from app.demo import Demo
 from app.errors import StillWarmingUp
 from app.http_errors import sentence
 from app.knowledge import Knowledge
@@ -133,6 +134,8 @@ class Runtime:
         self._loading: asyncio.Task[None] | None = None
         self._seeding: asyncio.Task[None] | None = None
         self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
+        #: Scripted readers, where somebody asked for them.
+        self.demo = Demo(self)
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -216,6 +219,7 @@ class Runtime:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.demo.stop()
         self._state = "stopped"
         if self._chat is not None:
             await self._chat.close()

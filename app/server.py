@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from app import http_errors
 from app.admin_api import admin_router
 from app.errors import PortUnavailable
+from app.metrics import metrics_router
 from app.openai_api import openai_router
 from app.principal import IdentityMiddleware
 from app.people_api import people_router
@@ -75,6 +76,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     http_errors.install(app)
     app.include_router(openai_router(runtime))
     app.include_router(admin_router(runtime))
+    app.include_router(metrics_router(runtime))
     _add_health(app, runtime)
     app.include_router(people_router(runtime))
     mounted: FastAPI = gr.mount_gradio_app(

@@ -44,6 +44,7 @@ class BlockPool:
     generation[b]   counts how often b was freed, so that a stored table can tell a reused block
 
     kind[b]         0 not indexed, 1 published, 2 open tail; 4 is added where b is pinned
+    origin[b]       where b began as a copy: source block, the source's generation then, slots copied
 
     The counters (`entries`, `held`, `held_filled`, `locked_retained`, `soft_entries`, `open_blocks`) are
     kept incrementally and recomputed from scratch by `engine.integrity.check`.
@@ -63,6 +64,7 @@ class BlockPool:
         self.locks = [0] * num_blocks
         self.kind = np.zeros(num_blocks, dtype=np.uint8)
         self.generation = np.zeros(num_blocks, dtype=np.int64)
+        self.origin: dict[int, tuple[int, int, int]] = {}
         self.entries = 0
         self.held = 0
         self.held_filled = 0
@@ -165,6 +167,7 @@ class BlockPool:
         if self.readers[block] or self.node[block] is not None or self.locks[block]:
             return False
         self.generation[block] += 1
+        self.origin.pop(block, None)
         if self.soft[block]:
             self.add_soft(block, -int(self.soft[block]))
         self.filled[block] = 0

@@ -340,6 +340,7 @@ class EngineCore:
             choice.kept_tokens(),
             choice.receipt(now, self.ledger.block_bytes, self.ledger.reserved_bytes),
         )
+        self.ledger.answered(done.receipt)
         choice.done = True
         self.scheduler.remove(choice.sequence)
         self._emit(request, done)

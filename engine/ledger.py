@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.blocks import OPEN_TAIL, PINNED, PUBLISHED
+from engine.histogram import TPOT_BOUNDS, TTFT_BOUNDS, Histogram, HistogramValue
 from engine.memory import KVMemory
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.types import ModelShape
+from engine.types import ModelShape, Receipt
 
 IntArray = NDArray[np.int64]
 
@@ -86,6 +87,41 @@ class SinceStart:
     kv_bytes_read: int = 0
     eligible_nodes: int = 0
     shared_nodes: int = 0
+    answers: int = 0
+    #: Time to the first token and time per later token, of the answers that have ended.
+    ttft: HistogramValue = field(default_factory=HistogramValue)
+    tpot: HistogramValue = field(default_factory=HistogramValue)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved at one moment (seconds of the engine's clock), in each view."""
+
+    at: float
+    running_bytes: int
+    open_bytes: int
+
+
+class SavedHistory:
+    """Samples of what sharing saved, from the start until now, at most `capacity` of them: when they become
+    too many, every second one goes and samples are taken half as often."""
+
+    def __init__(self, capacity: int = 480, every_s: float = 1.0) -> None:
+        self.capacity, self.every_s = capacity, every_s
+        self._samples: list[Saved] = []
+
+    def add(self, sample: Saved) -> None:
+        """Keep the sample unless the last one is too recent."""
+        if self._samples and sample.at - self._samples[-1].at < self.every_s:
+            return
+        self._samples.append(sample)
+        if len(self._samples) >= self.capacity:
+            self._samples = self._samples[::2]
+            self.every_s *= 2
+
+    def samples(self) -> tuple[Saved, ...]:
+        """Oldest first."""
+        return tuple(self._samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +151,9 @@ class MemorySnapshot:
     since_start: SinceStart
     event_number: int
     waiting: int = 0
+    history: tuple[Saved, ...] = ()
+    #: When it was taken, in seconds of the engine's clock.
+    at: float = 0.0
     _blocks: dict[str, IntArray] = field(default_factory=dict, repr=False)
 
     def blocks_of(self, conversation: str) -> list[int]:
@@ -168,6 +207,9 @@ class Ledger:
         self.reserved_bytes = memory.blocks_for(shape.max_context) * self.block_bytes
         self.idle_s, self.max_open = idle_s, max_open
         self.sums = StepSums()
+        self.ttft, self.tpot = Histogram(TTFT_BOUNDS), Histogram(TPOT_BOUNDS)
+        self.answers = 0
+        self.history = SavedHistory()
         self.now = 0.0
         self._ticked: float | None = None
         self._saved_block_seconds = 0.0
@@ -187,6 +229,19 @@ class Ledger:
         self._ticked = self.now = now
         self._peak_saved_blocks = max(self._peak_saved_blocks, saved)
         self._expire()
+        self.history.add(Saved(now, saved * self.block_bytes, self._saved_open_bytes()))
+
+    def _saved_open_bytes(self) -> int:
+        pool = self.memory.pool
+        return (pool.entries + pool.soft_entries - pool.open_blocks) * self.block_bytes
+
+    def answered(self, receipt: Receipt) -> None:
+        """One choice has ended: count its times."""
+        self.answers += 1
+        if receipt.ttft_s is not None:
+            self.ttft.observe(receipt.ttft_s)
+        if receipt.output_tokens > 1:
+            self.tpot.observe(receipt.decode_s / (receipt.output_tokens - 1))
 
     def fair_share_blocks(self, sequence: Sequence) -> float:
         """The sequence's fair share in blocks, as a float for means over many steps."""
@@ -340,6 +395,9 @@ class Ledger:
             kv_bytes_read=sums.kv_bytes_read,
             eligible_nodes=sums.eligible_nodes,
             shared_nodes=sums.shared_nodes,
+            answers=self.answers,
+            ttft=self.ttft.value(),
+            tpot=self.tpot.value(),
         )
 
     def snapshot(self) -> MemorySnapshot:
@@ -378,5 +436,7 @@ class Ledger:
             since_start=self.since_start(),
             event_number=self.memory.events.number,
             waiting=len(self.scheduler.waiting),
+            history=self.history.samples(),
+            at=self.now,
             _blocks={n: np.concatenate([t for t, _ in tables]) for n, tables in self.tables("open").items()},
         )

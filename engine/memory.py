@@ -350,6 +350,7 @@ class KVMemory:
         self.pool.lock(target)
         self.counters.blocks_copied += 1
         self.counters.slots_copied += slots
+        self.pool.origin[target] = (source, int(self.pool.generation[source]), slots)
         self.events.add("copied", source, sequence.conversation, target, slots)
 
     def step_copies(self) -> list[Copy]:

@@ -1,0 +1,1 @@
+"""The memory dashboard: its feed, its page, its recordings."""

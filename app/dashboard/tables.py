@@ -1,0 +1,152 @@
+"""What the dashboard shows beside the block map, made from a snapshot: rows, tree, page tables, history.
+
+Names go only to those who may know them: `own` holds the viewer's conversations (and the scripted readers
+of a demonstration, which are nobody's), `titles` the documents that the viewer may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.ledger import MemorySnapshot, Row
+    from engine.service import PageTableView
+    from engine.tree_picture import TreeNode, TreePicture
+
+#: Rows of other people's conversations; the rest are one row.
+MAX_OTHERS = 20
+MAX_TABLES = 4
+MAX_ENTRIES = 256
+
+
+def whole_parts(parts: Sequence[Fraction]) -> list[int]:
+    """Whole numbers that add up to the sum of `parts`, rounded by largest remainder. The sum must be whole.
+
+    Raises `ValueError` where it is not: then the parts are not those of a whole.
+    """
+    total = sum(parts, Fraction(0))
+    if total.denominator != 1:
+        raise ValueError(f"the parts add up to {total}, which is not a whole number")
+    floors = [part.numerator // part.denominator for part in parts]
+    order = sorted(range(len(parts)), key=lambda i: (floors[i] - parts[i], i))
+    for index in order[: int(total) - sum(floors)]:
+        floors[index] += 1
+    return floors
+
+
+def shares(rows: Mapping[str, Row]) -> dict[str, int]:
+    """Each conversation's fair share in whole bytes; they add up to the view's physical bytes."""
+    names = list(rows)
+    return dict(zip(names, whole_parts([rows[name].fair_share for name in names]), strict=True))
+
+
+def _row_json(row: Row, share: int) -> dict[str, Any]:
+    return {
+        "sequences": row.sequences,
+        "tokens": row.tokens,
+        "blocks": row.blocks,
+        "shared_blocks": row.shared_blocks,
+        "reserved_bytes": row.reserved_bytes,
+        "unshared_bytes": row.unshared_bytes,
+        "fair_share_bytes": share,
+        "saved_bytes": row.unshared_bytes - share,
+    }
+
+
+def _joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {key: sum(row[key] for row in rows) for key in rows[0]} if rows else {}
+
+
+def table(
+    rows: Mapping[str, Row], share: Mapping[str, int], own: Mapping[str, str], running: Mapping[str, Row]
+) -> list[dict[str, Any]]:
+    """The rows of one view: the viewer's own first, then others without names, the last one for the rest.
+
+    Their `fair_share_bytes` add up to the view's physical bytes. Keys: those of `_row_json`, and `kind`
+    ("own", "other", "rest", "system"), `id` and `title` (own only), `running`, `count` (conversations).
+    """
+    from engine.ledger import SYSTEM
+
+    mine: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for name, row in rows.items():
+        shown = _row_json(row, share[name]) | {"running": name in running, "count": 1}
+        if name in own:
+            mine.append({"kind": "own", "id": name, "title": own[name], **shown})
+        else:
+            others.append({"kind": "system" if name == SYSTEM else "other", **shown})
+    order = list(own)
+    mine.sort(key=lambda row: order.index(row["id"]))
+    others.sort(key=lambda row: (-row["unshared_bytes"], -row["shared_blocks"]))
+    kept, rest = others[:MAX_OTHERS], others[MAX_OTHERS:]
+    if rest:
+        sums = _joined([{k: v for k, v in row.items() if k != "kind"} for row in rest])
+        kept.append({"kind": "rest", **sums, "running": any(row["running"] for row in rest)})
+    return mine + kept
+
+
+def history(snapshot: MemorySnapshot) -> list[list[float]]:
+    """Savings over time: `[seconds before this snapshot, bytes saved running, bytes saved open]`."""
+    return [[round(snapshot.at - s.at, 1), s.running_bytes, s.open_bytes] for s in snapshot.history]
+
+
+def _kind(node: TreeNode) -> str:
+    return "branch" if node.private else "document" if node.documents else "instructions"
+
+
+def document_label(documents: frozenset[str], titles: Mapping[str, str]) -> str:
+    """The titles of those documents that the viewer may know; for the others, only that they are there."""
+    known = sorted(titles[id] for id in documents if id in titles)
+    hidden = len(documents) - len(known)
+    if hidden:
+        known.append("another document" if hidden == 1 else f"{hidden} other documents")
+    return ", ".join(known)
+
+
+def tree_json(
+    picture: TreePicture, block_bytes: int, titles: Mapping[str, str], mine: frozenset[int]
+) -> dict[str, Any]:
+    """The tree for one viewer. A node: `parent`, `kind` ("instructions", "document", "branch"), `label`,
+    `blocks`, `below`, `left_out`, `tokens`, `readers`, `open_readers`, `copied`, `tail`, `pinned`, `mine`."""
+    nodes = [
+        {
+            "parent": node.parent,
+            "kind": _kind(node),
+            "label": document_label(node.documents, titles),
+            "blocks": len(node.blocks),
+            "below": node.below,
+            "left_out": node.left_out,
+            "tokens": node.tokens,
+            "readers": node.readers,
+            "open_readers": node.open_readers,
+            "copied": node.copied,
+            "tail": node.open_tail,
+            "pinned": node.pinned,
+            "mine": not mine.isdisjoint(node.blocks),
+        }
+        for node in picture.nodes
+    ]
+    return {
+        "nodes": nodes,
+        "blocks": picture.blocks,
+        "left_out": picture.left_out,
+        "block_bytes": block_bytes,
+    }
+
+
+def page_tables_json(views: Sequence[PageTableView]) -> list[dict[str, Any]]:
+    """Page tables as lists in logical order, at most `MAX_TABLES` of at most `MAX_ENTRIES` entries."""
+    return [
+        {
+            "running": view.running,
+            "tokens": view.tokens,
+            "entries": len(view.blocks),
+            "blocks": list(view.blocks[:MAX_ENTRIES]),
+            "readers": list(view.readers[:MAX_ENTRIES]),
+            "filled": list(view.filled[:MAX_ENTRIES]),
+            "copied": list(view.copied[:MAX_ENTRIES]),
+        }
+        for view in views[:MAX_TABLES]
+    ]
