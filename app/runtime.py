@@ -15,8 +15,8 @@ from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
 from app.errors import StillWarmingUp
 from app.http_errors import sentence
-from app.knowledge import Knowledge
 from app.keys import ApiKeys
+from app.knowledge import Knowledge
 from app.memory_feed import encode_map, memory_json
 from app.messages import MessageEncoder
 from app.people_schema import MIGRATIONS as PEOPLE
@@ -54,7 +54,6 @@ def engine_json(status: EngineStatus) -> dict[str, Any]:
     }
 
 
-class Parts(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Browser:
     """A caller of whom only the headers are known."""
@@ -62,6 +61,7 @@ class _Browser:
     headers: Mapping[str, str]
 
 
+class Parts(Protocol):
     """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread."""
 
     def engine(self, settings: Settings) -> EngineService: ...
@@ -128,9 +128,9 @@ class Runtime:
         self._encoder: MessageEncoder | None = None
         self._knowledge: Knowledge | None = None
         self._signer: CookieSigner | None = None
-        self._token = ""
         self._access: Access | None = None
         self._keys: ApiKeys | None = None
+        self._token = ""
         self._loading: asyncio.Task[None] | None = None
         self._seeding: asyncio.Task[None] | None = None
         self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
@@ -146,10 +146,10 @@ class Runtime:
         kind: Literal["local", "anonymous"] = "local" if self.settings.loopback else "anonymous"
         self._signer = CookieSigner(read_or_create_secret(path, "cookie.key"), kind)
         self._token = admin_token(path)
+        self._access = Access(self.settings, self._signer, self._token)
         return path
 
     def start(self) -> None:
-        self._access = Access(self.settings, self._signer, self._token)
         """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome."""
         if self._loading is None:
             self._state = "warming_up"
@@ -166,11 +166,11 @@ class Runtime:
     async def _load(self) -> None:
         try:
             data_dir = self._opened()
+            self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
+            await self._open_people(self._database)
             self._detail = "Warming up: loading the language model."
             self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
             self._engine.start()
-            self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
-            await self._open_people(self._database)
             self._store = Store(self._database)
             self._library = await asyncio.to_thread(
                 self._parts.library, self.settings, data_dir, self._database, self._busy
@@ -191,9 +191,6 @@ class Runtime:
             self._state, self._detail = "failed", sentence(error)
             log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
 
-    async def _watch_seeding(self, queued: list[str]) -> None:
-        """On a first start the sample documents are read while people can already ask."""
-        if self._knowledge is None:
     async def _open_people(self, database: Database) -> None:
         """Know who may enter before anything heavy is loaded: signing in works while the models warm up."""
         await asyncio.to_thread(database.migrate, PEOPLE)
@@ -201,6 +198,9 @@ class Runtime:
         await keys.open()
         self._keys = self.access.keys = keys
 
+    async def _watch_seeding(self, queued: list[str]) -> None:
+        """On a first start the sample documents are read while people can already ask."""
+        if self._knowledge is None:
             return
         for done, id in enumerate(queued):
             self._detail = f"Ready; {done:,} of {len(queued):,} new sample documents have been read."
@@ -312,10 +312,6 @@ class Runtime:
         """Tell commands on this machine where the server is."""
         self._opened().announce(url)
 
-    def principal(self, headers: Mapping[str, str]) -> Principal:
-        """Who a browser's request acts for."""
-        return self.identify("page", _Browser(headers))
-
     @property
     def access(self) -> Access:
         if self._access is None:
@@ -331,6 +327,10 @@ class Runtime:
     def identify(self, door: Door, caller: Caller) -> Principal:
         """Who a request at a door acts for (see `Access.resolve`)."""
         return self.access.resolve(door, caller)
+
+    def principal(self, headers: Mapping[str, str]) -> Principal:
+        """Who a browser's request acts for."""
+        return self.identify("page", _Browser(headers))
 
     # -- figures -----------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from app.admin_api import admin_router
 from app.errors import PortUnavailable
 from app.metrics import metrics_router
 from app.openai_api import openai_router
-from app.principal import IdentityMiddleware
 from app.people_api import people_router
+from app.principal import IdentityMiddleware
 from app.runtime import Runtime
 from app.security import BodyLimitMiddleware, HeadersMiddleware
 
@@ -76,9 +76,9 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     http_errors.install(app)
     app.include_router(openai_router(runtime))
     app.include_router(admin_router(runtime))
+    app.include_router(people_router(runtime))
     app.include_router(metrics_router(runtime))
     _add_health(app, runtime)
-    app.include_router(people_router(runtime))
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         demo,
