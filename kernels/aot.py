@@ -32,7 +32,7 @@ from kernels.triton_config import HEAD_DIMS, SHARED_LIMIT, TileConfig, choose, h
 
 CAPABILITIES = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("triton_attention.py", "triton_pool.py", "triton_config.py")
+SOURCES = ("triton_attention.py", "triton_pool.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,9 @@ def _cache_key(variant: Variant) -> str:
         digest.update((Path(__file__).parent / name).read_bytes())
     for function in (_source, compile_variant):
         digest.update(inspect.getsource(function).encode())
-    digest.update(repr(variant).encode())
+    config = variant.config if variant.kernel == "attention" else None
+    parts = (variant, config, head_parts(variant.head_dim), SHARED_LIMIT[variant.capability])
+    digest.update(repr(parts).encode())
     return digest.hexdigest()[:32]
 
 

@@ -70,13 +70,25 @@ def head_parts(head_dim: int) -> tuple[int, int]:
     return first, head_dim - first
 
 
-def shared_bytes(config: TileConfig, head_dim: int, itemsize: int) -> int:
-    """Estimate of a program's shared memory: the pipeline's K and V tiles and the query tile.
+def shared_bytes(config: TileConfig, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+    """Estimate of a program's shared memory, within a KiB of the truth or above it.
 
-    An upper estimate for planning; `kernels.aot` measures the compiled kernels.
+    It follows what `kernels.aot` reads from the compiled kernels: K and V tiles of the pipeline and the
+    weights; the query tile, which Hopper and data-centre Blackwell keep while others only pass it through;
+    or the float32 output on its way to memory.
     """
-    tile = config.block_n * head_dim * itemsize
-    return 2 * tile * max(1, config.stages - 1) + config.block_m * head_dim * itemsize
+    turn = 2 * config.block_n * head_dim * itemsize
+    keeps = multiplies_from_shared(capability)
+    pipeline = turn * max(2 if keeps else 1, config.stages - 1)
+    query = config.block_m * head_dim * itemsize
+    weights = config.block_m * config.block_n * itemsize
+    held = pipeline + query if keeps else max(pipeline, turn + query)
+    return max(held + weights, 4 * config.block_m * head_dim)
+
+
+def multiplies_from_shared(capability: tuple[int, int]) -> bool:
+    """Whether tensor cores take operands from shared memory (Hopper, data-centre Blackwell)."""
+    return capability[0] in (9, 10)
 
 
 def register_estimate(config: TileConfig, head_dim: int) -> float:
@@ -110,10 +122,11 @@ def choose(
         raise KernelError(f"compute capability {capability[0]}.{capability[1]} is below 8.0")
     head_parts(head_dim)
     limit = SHARED_LIMIT.get(capability, SHARED_FALLBACK)
-    # Hopper and data-centre Blackwell multiply straight from shared memory; the others hold operands too.
-    # A head in two parts keeps the addresses and operands of both.
+    # Operands in registers leave less for the rest; a head in two parts keeps the addresses of both.
     one_part = head_parts(head_dim)[1] == 0
-    registers = (130 if one_part else 100) if capability[0] in (9, 10) else (106 if one_part else 80)
+    registers = (
+        (130 if one_part else 100) if multiplies_from_shared(capability) else (106 if one_part else 80)
+    )
 
     def fit(block_m: int, warps: tuple[int, ...], deepest: int) -> TileConfig | None:
         for programs in (2, 1):  # a second program hides the first one's waits
@@ -123,7 +136,7 @@ def choose(
                         config = TileConfig(block_m, block_n, count, stages)
                         if register_estimate(config, head_dim) > registers:
                             continue
-                        if shared_bytes(config, head_dim, itemsize) * programs <= limit:
+                        if shared_bytes(config, head_dim, itemsize, capability) * programs <= limit:
                             return config
         return None
 

@@ -125,7 +125,7 @@ class TestConfiguration:
             head_dim=head_dim, group=group, block_size=block_size, itemsize=2, capability=capability
         )
         for config in (launch.narrow, launch.wide, launch.tall):
-            assert shared_bytes(config, head_dim, 2) <= SHARED_LIMIT[capability]
+            assert shared_bytes(config, head_dim, 2, capability) <= SHARED_LIMIT[capability]
             assert config.tokens(group) >= 1
             assert config.block_n >= 16
             assert config.block_m % 16 == 0
