@@ -21,21 +21,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
+from app.limits import Limits, MeteredGeneration
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
 from app.receipts import receipt_json
+from app.repetition import loop_start
 from app.settings import Settings
 from app.store import Conversation, Message, Reference, Status, Store
 from app.updates import Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
 
 if TYPE_CHECKING:
-    from engine.service import EngineService, Generation
+    from engine.service import EngineService
 
 log = logging.getLogger("coread")
 T = TypeVar("T")
 #: Longest silence towards a viewer; a page that was closed is noticed at the next sign of life.
 HEARTBEAT_S = 0.4
+#: Characters between two looks for a loop.
+_CHECK_EVERY = 40
+_LOOPED = "The model began to repeat itself; the answer was ended there."
 _PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
 
 
@@ -63,12 +68,15 @@ class _Turn:
     #: The stored question when an answer is made again; None while it is new.
     asked: str | None = None
     spans: tuple[Span, ...] | None = None
-    generation: Generation | None = None
+    generation: MeteredGeneration | None = None
     stopped: bool = False
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     receipt: dict[str, Any] | None = None
     status: Status = "stopped"
+    #: How much of `text` has been looked through for a loop, and where one made it end.
+    checked: int = 0
+    cut: int | None = None
 
 
 class Chat:
@@ -81,9 +89,10 @@ class Chat:
         knowledge: Knowledge,
         store: Store,
         prompter: Prompter,
+        limits: Limits,
     ) -> None:
         self._settings, self._engine, self._store = settings, engine, store
-        self._knowledge, self._prompter = knowledge, prompter
+        self._knowledge, self._prompter, self._limits = knowledge, prompter, limits
         self._turns: dict[str, _Turn] = {}
         self._inviting: set[str] = set()
         self._saving: set[asyncio.Task[Message]] = set()
@@ -205,7 +214,7 @@ class Chat:
                     turn, [p.span.reference(n, p.zone) for n, p in enumerate(built.placed, 1)]
                 )
             )
-            turn.generation = await self._engine.submit(self._request(turn, built))
+            turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
             if turn.stopped:
                 turn.generation.abort()
             if turn.asked is None:
@@ -217,7 +226,8 @@ class Chat:
                 async for update in updates:
                     yield update
             message = await self._save(turn, built)
-            yield Finished(message, await self._sources(turn, shown_of(message.references)), built.notes)
+            notes = built.notes if turn.cut is None else (*built.notes, _LOOPED)
+            yield Finished(message, await self._sources(turn, shown_of(message.references)), notes)
         finally:
             self._turns.pop(id, None)
             preparing.cancel()
@@ -269,12 +279,21 @@ class Chat:
                         stage = Stage("writing", "Writing")
                         turn.text += event.text
                         turn.tokens += event.tokens
-                        if event.text:
+                        if event.text and turn.cut is None:
                             yield Text(event.text)
+                        if len(turn.text) - turn.checked >= _CHECK_EVERY:
+                            turn.checked = len(turn.text)
+                            turn.cut = loop_start(turn.text)
+                            if turn.cut is not None:
+                                generation.abort()
                     case Done():
                         turn.text, turn.tokens = event.text, list(event.tokens)
                         turn.receipt = receipt_json(event.receipt)
                         turn.status = "stopped" if event.reason == "aborted" else "complete"
+                        turn.cut = loop_start(turn.text) if turn.cut is None else turn.cut
+                        if turn.cut is not None:
+                            turn.text, turn.tokens = turn.text[: turn.cut], []
+                            turn.status = "complete" if not turn.stopped else "stopped"
                     case Failed():
                         turn.status = "failed"
                         raise event.error
@@ -283,7 +302,7 @@ class Chat:
         references = await self._prompter.attribute(turn.text, built)
         return await self._store.add_message(
             turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
-            status=turn.status, tokens=turn.tokens, model=self._engine.status().model,
+            status=turn.status, tokens=turn.tokens or None, model=self._engine.status().model,
             receipt=turn.receipt, references=references,
         )  # fmt: skip
 

@@ -171,6 +171,17 @@ async def test_silence_is_broken_by_signs_of_life(runtime: Runtime, engine: Fake
     assert len(waiting) >= 3
 
 
+async def test_a_model_that_loops_is_stopped(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = says("It opens at six." + " It is a bakery." * 12)
+    talk, finished = await ask(runtime, ANN)
+    assert finished.message.text == "It opens at six. It is a bakery."
+    assert finished.message.status == "complete"
+    assert "repeat itself" in finished.notes[0]
+    engine.script = says("Yes.")
+    await ask(runtime, ANN, "Go on?", talk)
+    assert prompt_of(engine).count("It is a bakery.") == 1
+
+
 async def test_a_refused_question_is_not_kept(runtime: Runtime, engine: FakeEngine) -> None:
     engine.refuse = LimitReached("running requests", 1)
     talk = await runtime.store.create(ANN)
