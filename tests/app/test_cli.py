@@ -1,0 +1,121 @@
+"""The `coread` command: documented keys, one sentence for every refusal, the same answers beside a server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import gradio as gr
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+import app.client
+from app.cli import app as command
+from app.runtime import Runtime
+from app.server import bind, create_app
+from app.settings import Settings, load_settings
+from tests.app.conftest import FakeParts
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def fake_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COREAD_DATA_DIR", str(tmp_path / "data"))
+
+    def make(settings: Settings) -> Runtime:
+        return Runtime(settings, FakeParts())
+
+    monkeypatch.setattr(app.client, "Runtime", make)
+
+
+@pytest.fixture
+def server() -> Iterator[Runtime]:
+    """A server that holds the data directory."""
+    runtime = Runtime(load_settings(), FakeParts())
+    runtime.open()
+    listener = bind("127.0.0.1", 0)
+    runtime.announce(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    config = uvicorn.Config(
+        create_app(runtime, gr.Blocks()), log_level="warning", timeout_graceful_shutdown=1
+    )
+    served = uvicorn.Server(config)
+    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield runtime
+    served.should_exit = True
+    thread.join(20)
+    listener.close()
+
+
+def check_the_commands() -> None:
+    code, out, _ = run("ask", "When was the lighthouse built?", "--json")
+    assert code == 0
+    answer = json.loads(out)
+    assert set(answer) == {"answer", "status", "sources", "receipt", "notes"}
+    assert answer["answer"] == "Hello."
+    assert {"prompt_tokens", "reused_tokens", "saved_bytes", "ttft_s"} <= set(answer["receipt"])
+    code, out, _ = run("search", "loaf of rye", "--json", "-k", "1")
+    assert json.loads(out)["hits"][0]["document"] == "sample-bakery"
+
+
+def test_commands_work_by_themselves() -> None:
+    check_the_commands()
+
+
+def test_commands_go_through_the_server_that_holds_the_data(server: Runtime) -> None:
+    check_the_commands()
+    assert run("ask", "   ")[0] == 1
+
+
+def test_files_and_folders_are_added_and_bad_ones_named(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "mill.md").write_text("# Mill\n\nThe mill grinds barley.")
+    (folder / "deep" / "empty.txt").write_text("")
+    (folder / ".hidden").write_text("never")
+    code, out, _ = run("ingest", str(folder), "--collection", "Texts", "--json")
+    rows = {row["name"]: row for row in json.loads(out)["documents"]}
+    assert code == 1
+    assert set(rows) == {"mill.md", "empty.txt"}
+    assert rows["mill.md"]["status"] == "ready"
+    assert rows["empty.txt"]["status"] == "failed"
+    assert rows["empty.txt"]["message"]
+    assert "barley" in run("search", "mill barley")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ask", ""], "empty"),
+        (["ask", "x" * 50_000], "50,000 characters"),
+        (["ask", "Hi?", "--document", "no-such"], "deleted"),
+        (["ingest", "/no/such/file", "--collection", "X"], "no file or folder"),
+    ],
+)
+def test_refusals_are_one_sentence(arguments: list[str], words: str) -> None:
+    code, out, error = run(*arguments)
+    assert code == 1
+    assert words in error
+    assert error.startswith("coread: ")
+    assert "Traceback" not in out + error
+
+
+def test_a_busy_port_and_a_bad_setting_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, _, error = run("serve", "--port", str(taken.getsockname()[1]))
+    assert code == 1
+    assert "is in use" in error
+    monkeypatch.setenv("COREAD_DEVICE", "tpu")
+    code, _, error = run("ask", "Hi?")
+    assert code == 1
+    assert "COREAD_DEVICE" in error
