@@ -41,9 +41,12 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
 def headline(r: dict[str, Any]) -> str:
     """The one line that stays visible when the receipt is folded."""
     share = r["reused_tokens"] / r["prompt_tokens"] if r["prompt_tokens"] else 0.0
-    ttft = f" · first token after {r['ttft_s']:.2f} s" if r["ttft_s"] is not None else ""
-    saved = size(r["saved_bytes"])
-    return f"Receipt · {share:.0%} of the prompt reused from memory · {saved} saved by sharing{ttft}"
+    parts = [f"{r['reused_tokens']:,} of {r['prompt_tokens']:,} prompt tokens reused ({share:.0%})"]
+    if r["saved_bytes"] >= 1:  # nobody may have been reading at the same moment
+        parts.append(f"{size(r['saved_bytes'])} saved by sharing")
+    if r["ttft_s"] is not None:
+        parts.append(f"first token after {r['ttft_s']:.2f} s")
+    return " · ".join(["Receipt", *parts])
 
 
 def table(r: dict[str, Any]) -> str:
@@ -58,7 +61,7 @@ def table(r: dict[str, Any]) -> str:
         ("Answer", f"{r['output_tokens']:,} tokens"),
         ("KV memory if nothing were shared", size(r["unshared_bytes"])),
         ("This answer's fair share", size(r["fair_share_bytes"])),
-        ("Saved by sharing", f"**{size(r['saved_bytes'])}**"),
+        ("Saved while others read along", f"**{size(r['saved_bytes'])}**"),
         ("Copied on divergence", f"{r['blocks_copied']:,} blocks, {size(r['bytes_copied'])}"),
         ("KV reads avoided", size(not_read)),
         ("Waited in line", f"{r['queued_s']:.2f} s"),

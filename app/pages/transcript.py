@@ -58,8 +58,9 @@ def source_entries(sources: Sequence[Source]) -> list[Entry]:
     if not sources:
         return []
     blocks = [_source(source) for source in sources]
-    names = ", ".join(render.one_line(source.title, 40) for source in sources[:3])
-    more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+    titles = list(dict.fromkeys(source.title for source in sources))
+    names = ", ".join(render.one_line(title, 40) for title in titles[:3])
+    more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
     noun = "Source" if len(sources) == 1 else "Sources"
     return [
         {
