@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class AppError(Exception):
     """Base of the product's own errors. `code` is a stable word for programs, `status` the HTTP status."""
@@ -75,6 +77,25 @@ class QuotaRefused(AppError):
 
     code = "quota_exceeded"
     status = 409
+
+
+class TooMany(AppError):
+    """A limit is used up for now; `retry_after_s` says for how long, and so does the message."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        #: Whole seconds and at least one: earlier would only be refused again.
+        self.retry_after_s = float(max(1, math.ceil(retry_after_s)))
+        super().__init__(f"{message} Try again in {_duration(self.retry_after_s)}.")
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole >= 120:
+        return f"{math.ceil(whole / 60):,} minutes"
+    return f"{whole} second" if whole == 1 else f"{whole} seconds"
 
 
 class TurnRunning(AppError):

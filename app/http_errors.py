@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from app.errors import AppError
+from app.errors import AppError, TooMany
 from app.openai_schema import ApiRefusal
 from engine.errors import (
     ContextTooLong,
@@ -47,6 +47,11 @@ def as_refusal(error: Exception) -> ApiRefusal:
             return ApiRefusal(str(error), status=504, code=error.code, kind="server_error")
         case EngineError():
             return ApiRefusal(str(error), status=500, code=error.code, kind="server_error")
+        case TooMany():
+            return ApiRefusal(
+                str(error), status=429, code=error.code, kind="rate_limit_error",
+                retry_after_s=error.retry_after_s,
+            )  # fmt: skip
         case NotFound():
             return ApiRefusal(str(error), status=404, code=error.code)
         case RagError():

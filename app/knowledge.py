@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.errors import NotFoundHere, UploadRefused
+from app.errors import NotFoundHere
+from app.limits import Limits, Stored
 from app.principal import Principal
 from app.settings import Settings
 from app.store import EVERYBODY, Reference, Store
@@ -63,9 +64,15 @@ class Knowledge:
     """Search, documents, uploads and deletion, each for a principal."""
 
     def __init__(
-        self, settings: Settings, library: AsyncLibrary, store: Store, engine: EngineService
+        self,
+        settings: Settings,
+        library: AsyncLibrary,
+        store: Store,
+        engine: EngineService,
+        limits: Limits,
     ) -> None:
         self._settings, self._library, self._store, self._engine = settings, library, store, engine
+        self._limits = limits
 
     async def seed(self) -> list[str]:
         """Bring the sample collection in line with the packaged documents and let everybody read it; the ids
@@ -110,6 +117,10 @@ class Knowledge:
         self, readable: frozenset[str], query: str, limit: int, history: Sequence[str] = ()
     ) -> list[Hit]:
         return await self._library.search(query, readable, limit, history=history)
+
+    async def answerable(self, readable: frozenset[str], query: str, hits: Sequence[Hit]) -> bool:
+        """Whether the hits look as if they held the answer (see `rag.gate`)."""
+        return (await self._library.answerability(query, hits, readable)).answerable
 
     async def sources(self, principal: Principal, references: Iterable[Reference]) -> tuple[Source, ...]:
         """The shown ones of a stored answer's references, authorised anew (see `sources_in`)."""
@@ -162,17 +173,20 @@ class Knowledge:
     async def upload(self, principal: Principal, name: str, data: bytes) -> str:
         """Queue a file for the principal's own collection, which nobody else can read; its document's id.
 
-        Raises `UploadRefused` over the size limit or the person's quota, `rag`'s own refusals otherwise.
+        Raises `UploadRefused` over the size limit or the person's quota, `TooMany` over the hourly one, and
+        `rag`'s own refusals.
         """
-        if len(data) > self._settings.max_upload_bytes:
-            raise UploadRefused(
-                f"The file has {len(data):,} bytes; at most {self._settings.max_upload_bytes:,} are taken."
-            )
+        self._limits.check_upload(principal.id, len(data), await self.stored(principal))
         own = await self.collection(principal, OWN_COLLECTION, principal.id)
-        held = len(await self._library.documents({own}))
-        if held >= self._settings.max_documents_per_person:
-            raise UploadRefused(f"You already keep {held:,} documents, which is the limit; delete one first.")
         return await self._library.add_document(own, name, data, principal.id)
+
+    async def stored(self, principal: Principal) -> Stored:
+        """What the principal keeps, failed uploads included, and what everybody does."""
+        everything = await self._library.collections(None)
+        own = {info.id for info in everything if info.owner == principal.id}
+        documents = [d for d in await self._library.documents(own) if d.created_by == principal.id]
+        total = sum(info.bytes for info in everything)
+        return Stored(len(documents), sum(document.size for document in documents), total)
 
     async def ingest(self, collection: str, name: str, data: bytes, by: Principal) -> DocumentInfo:
         """Add a document and wait until it is ready or has failed."""

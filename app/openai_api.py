@@ -13,13 +13,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from app.errors import AppError, QuestionRefused
 from app.http_errors import as_refusal
+from app.limits import MeteredGeneration
 from app.openai_schema import ApiRefusal, ChatRequest
 from app.principal import Principal
 from app.runtime import Runtime
@@ -37,9 +38,6 @@ from engine.types import (
 )
 from rag.errors import RagError
 from rag.prompt import Turn
-
-if TYPE_CHECKING:
-    from engine.service import Generation
 
 SEARCHING_MODEL = "coread"
 #: Length of an answer whose client names none.
@@ -70,9 +68,9 @@ def openai_router(runtime: Runtime) -> APIRouter:
             return StreamingResponse(
                 api.stream(call),
                 media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | call.headers,
             )
-        return JSONResponse(await api.complete(call, request))
+        return JSONResponse(await api.complete(call, request), headers=call.headers)
 
     return router
 
@@ -96,7 +94,8 @@ class _Call:
     model: str
     created: int
     body: ChatRequest
-    generation: Generation
+    generation: MeteredGeneration
+    headers: dict[str, str]
     choices: dict[int, _Choice]
 
 
@@ -136,7 +135,8 @@ class _Api:
         room = max(1, context - length)
         sampling = body.sampling(self._runtime.settings.temperature, asked or min(_DEFAULT_TOKENS, room))
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        generation = await engine.submit(
+        generation = await self._runtime.limits.submit(
+            engine,
             GenerationRequest(
                 segments=segments,
                 sampling=sampling,
@@ -144,10 +144,11 @@ class _Api:
                 conversation=id,
                 output_scope=Scope.account(principal.id),
                 n=body.n,
-            )
+            ),
         )
+        headers = self._runtime.limits.token_headers(principal.id)
         choices = {index: _Choice() for index in range(body.n)}
-        return _Call(id, body.model, int(time.time()), body, generation, choices)
+        return _Call(id, body.model, int(time.time()), body, generation, headers, choices)
 
     async def _segments(
         self, principal: Principal, body: ChatRequest, answer_tokens: int

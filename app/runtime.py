@@ -17,6 +17,7 @@ from app.errors import StillWarmingUp
 from app.http_errors import sentence
 from app.keys import ApiKeys
 from app.knowledge import Knowledge
+from app.limits import Limits
 from app.memory_feed import encode_map, memory_json
 from app.messages import MessageEncoder
 from app.people_schema import MIGRATIONS as PEOPLE
@@ -130,6 +131,7 @@ class Runtime:
         self._signer: CookieSigner | None = None
         self._access: Access | None = None
         self._keys: ApiKeys | None = None
+        self._limits: Limits | None = None
         self._token = ""
         self._loading: asyncio.Task[None] | None = None
         self._seeding: asyncio.Task[None] | None = None
@@ -146,6 +148,7 @@ class Runtime:
         kind: Literal["local", "anonymous"] = "local" if self.settings.loopback else "anonymous"
         self._signer = CookieSigner(read_or_create_secret(path, "cookie.key"), kind)
         self._token = admin_token(path)
+        self._limits = Limits(self.settings, path)
         self._access = Access(self.settings, self._signer, self._token)
         return path
 
@@ -175,13 +178,15 @@ class Runtime:
             self._library = await asyncio.to_thread(
                 self._parts.library, self.settings, data_dir, self._database, self._busy
             )
-            self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine)
+            self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine, self.limits)
             await self._engine.wait_ready()
             self._prompter = await asyncio.to_thread(
                 Prompter.create, self.settings, self._engine, self._knowledge
             )
             self._encoder = MessageEncoder(self._engine.tokenizer)
-            self._chat = Chat(self.settings, self._engine, self._knowledge, self._store, self._prompter)
+            self._chat = Chat(
+                self.settings, self._engine, self._knowledge, self._store, self._prompter, self.limits
+            )
             self._library.library.on_delete(self._forget)
             queued = await self._knowledge.seed()
             self._state, self._detail = "ready", "Ready."
@@ -317,6 +322,12 @@ class Runtime:
         if self._access is None:
             raise StillWarmingUp("The data directory is not open.")
         return self._access
+
+    @property
+    def limits(self) -> Limits:
+        if self._limits is None:
+            raise StillWarmingUp("The data directory is not open.")
+        return self._limits
 
     @property
     def keys(self) -> ApiKeys:

@@ -94,6 +94,14 @@ class Settings(BaseSettings):
     max_upload_bytes: Size = Field(20 * 2**20, ge=1)
     max_documents_per_person: int = Field(100, ge=1)
     max_running_per_person: int = Field(16, ge=1)
+    max_queued_per_person: int = Field(32, ge=1)
+    #: Share of the KV pool that blocks read by one person alone may take.
+    pool_share_per_person: float = Field(1.0, gt=0.0, le=1.0)
+    #: Tokens computed for one person a minute, what comes from shared memory not counted; 0 is no limit.
+    max_tokens_per_minute: int = Field(200_000, ge=0)
+    max_uploads_per_hour: int = Field(120, ge=0)
+    max_storage_per_person: Size = Field(500 * 2**20, ge=1)
+    max_storage: Size = Field(20 * 2**30, ge=1)
     conversation_idle_s: float = Field(15 * 60, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -128,6 +136,8 @@ class Settings(BaseSettings):
             max_running=self.max_running,
             max_queued=self.max_queued,
             max_running_per_principal=self.max_running_per_person,
+            max_queued_per_principal=self.max_queued_per_person,
+            pool_share_per_principal=self.pool_share_per_person,
             threads=self.threads,
             sharing=self.sharing,
         )
