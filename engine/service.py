@@ -142,6 +142,25 @@ class Generation:
             self._buffer = deque(e for e in self._buffer if isinstance(e, Done | Failed))
         self._service._abort(self.id)
 
+    def _join(self, event: Delta) -> None:
+        """Add text to the unread text of the same choice, if there is any behind the last other event.
+
+        The texts of several choices come in turns: their order among each other means nothing.
+        """
+        for index in range(len(self._buffer) - 1, -1, -1):
+            unread = self._buffer[index]
+            if not isinstance(unread, Delta):
+                break
+            if unread.choice == event.choice:
+                self._buffer[index] = Delta(
+                    event.choice,
+                    unread.text + event.text,
+                    unread.tokens + event.tokens,
+                    unread.logprobs + event.logprobs,
+                )
+                return
+        self._buffer.append(event)
+
     def _put(self, event: Event | None) -> None:
         """Called by the engine's thread. Unread progress is replaced, unread text runs together."""
         with self._lock:
@@ -150,13 +169,8 @@ class Generation:
                 self._ended = True
             elif self._aborted and not isinstance(event, Done | Failed):
                 return
-            elif isinstance(event, Delta) and isinstance(last, Delta) and last.choice == event.choice:
-                self._buffer[-1] = Delta(
-                    event.choice,
-                    last.text + event.text,
-                    last.tokens + event.tokens,
-                    last.logprobs + event.logprobs,
-                )
+            elif isinstance(event, Delta):
+                self._join(event)
             elif isinstance(event, Waiting | Reading) and isinstance(last, Waiting | Reading):
                 self._buffer[-1] = event
             else:

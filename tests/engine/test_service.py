@@ -132,6 +132,19 @@ async def test_a_slow_reader_costs_no_more_memory_than_its_answer(harness: Harne
     assert sum(isinstance(e, Waiting | Reading) for e in events) <= 1
 
 
+async def test_a_slow_reader_of_several_choices_gets_each_text_whole(harness: Harness) -> None:
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=1)
+    generation = await harness.service.submit(request(sampling=sampling, n=3))
+    await until(lambda: not harness.engines[0].core.busy)
+    assert len(generation._buffer) <= 1 + 3 * 3
+    events = await collect(generation)
+    for done in (e for e in events if isinstance(e, Done)):
+        deltas = [e for e in events if isinstance(e, Delta) and e.choice == done.choice]
+        assert "".join(d.text for d in deltas) == done.text
+        assert tuple(t for d in deltas for t in d.tokens) == done.tokens
+    assert sum(isinstance(e, Done) for e in events) == 3
+
+
 async def test_abort_by_the_reader(harness: Harness) -> None:
     generation = await harness.service.submit(request(max_tokens=200))
     async for event in generation:

@@ -66,6 +66,8 @@ class World:
 
     def submit(self, seed: int) -> None:
         r, size = random.Random(seed), self.sim.memory.block_size
+        if len(self.sim.scheduler.waiting) >= 12:  # a longer line only means more of the same steps
+            return
         segments = self.segments(seed)
         self.prompts = [*self.prompts, segments][-6:]
         who = r.choice("ab")
