@@ -140,6 +140,42 @@ def ingest(
 
 
 @app.command()
+def size(
+    model: Annotated[str, typer.Option(help="A known model's name, or a folder with a config.json.")],
+    memory: Annotated[str, typer.Option(help="The device's memory, as in 24GB.")],
+    common: Annotated[int, typer.Option(help="Tokens that the readers have in common.")] = 6000,
+    own: Annotated[int, typer.Option(help="Tokens of each reader: question and answer.")] = 500,
+    documents: Annotated[int, typer.Option(help="Documents that the readers spread over.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """How many readers fit a device, contiguous, paged and sharing; JSON keys: see `sizing.estimate`."""
+    from app.sizing import report, run_size
+
+    found = _guarded(lambda: run_size(model, memory, common, own, documents))
+    if as_json:
+        _print_json(found)
+        return
+    for line in report(found):
+        typer.echo(line)
+
+
+@app.command()
+def demo(
+    readers: Annotated[int, typer.Option(help="How many scripted readers come, 12 to 48.")] = 12,
+    record: Annotated[Path | None, typer.Option(help="Keep what the memory page is told, to replay.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Scripted readers on the real engine, in the running server if there is one: watch them at /memory."""
+    from app.demo_command import run_demo
+
+    said = _guarded(lambda: run_demo(load_settings(host=host, port=port, data_dir=data_dir), readers, record))
+    if said:
+        typer.echo(said)
+
+
+@app.command()
 def doctor(as_json: Json = False, data_dir: DataDir = None) -> None:
     """Say what was found on this machine and what to do about what is missing."""
     from app.doctor import examine, lines

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError, NotAllowed, NotFoundHere
@@ -115,6 +117,8 @@ class Demo:
         self._task: asyncio.Task[None] | None = None
         self._progress: Progress | None = None
         self._talks: dict[str, Part] = {}
+        self._planned: tuple[int, Path | None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -152,9 +156,42 @@ class Demo:
 
     async def stop(self) -> None:
         """Send everybody home."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._beginning, self._task):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def plan(self, readers: int, record: Path | None = None) -> None:
+        """Begin by itself once the runtime is ready; `record`: keep the feed until the last one has left."""
+        if not MIN_READERS <= readers <= MAX_READERS:
+            raise DemoRefused(f"{readers} readers were asked for; {MIN_READERS} to {MAX_READERS} can come.")
+        self._planned = (readers, record)
+
+    def begin_planned(self) -> None:
+        """Called by the runtime when it loads."""
+        if self._planned is not None:
+            self._beginning = asyncio.create_task(self._begin(*self._planned), name="coread-demo-plan")
+            self._planned = None
+
+    async def _begin(self, readers: int, record: Path | None) -> None:
+        from app.dashboard.feed import DashboardFeed
+        from app.dashboard.recording import Recorder, save
+
+        await self._runtime.wait_seeded()
+        recorder = Recorder(DashboardFeed(self._runtime))
+        recording = asyncio.create_task(recorder.run()) if record is not None else None
+        try:
+            self.start(readers)
+            progress = await self.wait()
+            log.info("the demonstration has ended after %d answers", progress.answers)
+            await asyncio.sleep(self._pace.between_s)  # what is kept for reuse afterwards is part of it
+        finally:
+            if recording is not None:
+                recording.cancel()
+        if record is not None:
+            today = datetime.now(UTC).date().isoformat()
+            await asyncio.to_thread(save, recorder.recording(today), record)
+            log.info("recorded %d updates in %s", len(recorder.frames), record)
 
     # -- what screens are told ---------------------------------------------------------------------------
 

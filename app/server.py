@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 
 from app import http_errors
 from app.admin_api import admin_router
+from app.demo_command import demo_router
 from app.errors import PortUnavailable
 from app.metrics import metrics_router
 from app.openai_api import openai_router
@@ -78,6 +79,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     app.include_router(admin_router(runtime))
     app.include_router(people_router(runtime))
     app.include_router(metrics_router(runtime))
+    app.include_router(demo_router(runtime))
     _add_health(app, runtime)
     mounted: FastAPI = gr.mount_gradio_app(
         app,
@@ -119,8 +121,8 @@ def _add_health(app: FastAPI, runtime: Runtime) -> None:
         return runtime.memory(mine)
 
 
-def serve(runtime: Runtime, demo: gr.Blocks | None = None) -> None:
-    """Bind, open the data directory, then serve until a signal. Blocks.
+def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -> None:
+    """Bind, open the data directory, then serve until a signal. Blocks. `announce`: one more line to print.
 
     Raises `PortUnavailable`, `DataDirUnusable` or `DataDirLocked` before anything is loaded.
     """
@@ -140,6 +142,8 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None) -> None:
         print(
             f"Coread listens on {url} (data in {data_dir}); the page says when it has warmed up.", flush=True
         )
+        if announce:
+            print(announce, flush=True)
         if demo is None:
             from app.pages.build import build_demo
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
+from app.render import size
+from app.settings import parse_size
 from engine.types import ModelShape
 
 if TYPE_CHECKING:
@@ -247,3 +249,28 @@ def what_if(snapshot: MemorySnapshot) -> dict[str, Any] | None:
         # The blocks in common are there once, whoever joins; without any of their own, the pool is the limit.
         "shared_users": (pool - common) * people // own if own else pool,
     }
+
+
+def run_size(model: str, memory: str, common: int, own: int, documents: int) -> dict[str, Any]:
+    """`coread size`: see `estimate`. `memory` is written as in 24GB."""
+    try:
+        device = parse_size(memory)
+    except ValueError as error:
+        raise SizingRefused(f"{memory!r} is no size: {error}.") from None
+    return estimate(model, int(device), Workload(common, own, documents), files=True)
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    """An estimate in lines for a terminal."""
+    rows = (("contiguous", "contiguous_bytes"), ("paged", "paged_bytes"), ("shared", "own_bytes"))
+    lines = [
+        f"{found['model']} on {found['device_bytes'] / GIB:.1f} GiB: {found['weights_bytes'] / GIB:.1f} GiB "
+        f"of weights leave {found['pool_bytes'] / GIB:.2f} GiB for KV, {found['pool_blocks']:,} blocks of "
+        f"{found['block_size']} tokens, {size(found['block_bytes'])} each.",
+        f"{found['document_tokens']:,} tokens in common in {found['documents']:,} document(s), "
+        f"{found['own_tokens']:,} of each reader's own:",
+    ]
+    for name, key in rows:
+        extra = f" beside {size(found['document_bytes'])} a document, once" if name == "shared" else ""
+        lines.append(f"  {name:<11}{found[f'{name}_users']:>8,} readers, {size(found[key])} each{extra}")
+    return lines

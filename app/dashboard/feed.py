@@ -13,7 +13,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,11 +130,11 @@ class DashboardFeed:
                 own = {talk.id: talk.title or "Untitled" for talk in talks}
             documents = await runtime.knowledge.documents(viewer)
             titles = {view.id: view.title for view in documents}
-            own |= runtime.demo.conversations(titles)
             found = self._names[key] = Names(time.monotonic(), own, titles)
             while len(self._names) > MAX_VIEWERS:
                 self._names.popitem(last=False)
-        return found
+        scripted = self._runtime.demo.conversations(found.titles)
+        return replace(found, own=found.own | scripted)
 
     async def read(self, principal: Principal | None, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One update. `asked`: `conversation` (one of the viewer's own), `after` (the last event number that

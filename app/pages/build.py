@@ -9,7 +9,9 @@ from typing import Any
 
 import gradio as gr
 from fastapi import HTTPException
+from gradio.components import Navbar
 
+from app.dashboard.page import build_dashboard
 from app.errors import AppError
 from app.knowledge import suggested_questions
 from app.pages.handlers import SEARCH_ALL, ChatHandlers
@@ -42,6 +44,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
     demo: gr.Blocks
     with gr.Blocks(title="Coread · many readers, one copy", analytics_enabled=False, fill_width=True) as demo:
         conversation = gr.State(None)
+        Navbar(main_page_name="Chat")
         with gr.Sidebar(open=False, width=300):
             new = gr.Button("New conversation", variant="primary", size="md")
             history = gr.Radio([], label="Your conversations", elem_id="cr-history", visible=False)
@@ -128,6 +131,10 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
         on(remove.click, library_handlers.remove, [own])
+    with demo.route("Memory", "/memory"):
+        Navbar(main_page_name="Chat")
+        gr.HTML(_read("brand.html"), js_on_load=None, elem_id="cr-brand-memory")
+        build_dashboard(runtime)
     demo.queue(api_open=False, default_concurrency_limit=_CONCURRENCY, max_size=10_000)
     return demo
 

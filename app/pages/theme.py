@@ -6,12 +6,14 @@ from pathlib import Path
 
 import gradio as gr
 
+from app.dashboard.page import stylesheet as dashboard_stylesheet
+
 _HERE = Path(__file__).parent
 
 
 def stylesheet() -> str:
     """The style sheet that goes to `mount_gradio_app(css=…)`."""
-    return (_HERE / "style.css").read_text(encoding="utf-8")
+    return (_HERE / "style.css").read_text(encoding="utf-8") + dashboard_stylesheet()
 
 
 def make_theme() -> gr.themes.Base:

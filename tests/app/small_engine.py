@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.core import EngineCore
@@ -75,24 +76,23 @@ class SmallEngine(EngineService):
             limits=Limits(max_running=32), clock=time.monotonic if threaded else self.clock,
         )  # fmt: skip
         self.events_of: dict[str, list[Event | None]] = {}
-        self._status = EngineStatus(
+        self._found = EngineStatus(
             "starting", "Letters.", "letters", "cpu", "float32", "letters", SHAPE, 16, blocks
         )
-        self._make_core = lambda: self.core
         if not threaded:
             self._core = self.core
-            self._set(
-                EngineStatus("ready", "Letters.", "letters", "cpu", "float32", "letters", SHAPE, 16, blocks)
-            )
+            self._set(replace(self._found, state="ready"))
+
+    def _load(self) -> Callable[[], EngineCore]:
+        self._status = self._found
+        return lambda: self.core
 
     def clock(self) -> float:
         return self.now
 
     def start(self) -> None:
         if self.threaded:
-            status = self._status
             super().start()
-            self._status = status if self._status.state == "starting" else self._status
 
     def fresh(self) -> None:
         """The next look makes a snapshot, which then stays for a while."""
