@@ -39,7 +39,7 @@ from kernels.api import get_backend
 
 VOCAB = 500
 DOCUMENT_TOKENS = 64
-GUESS_TOKENS = 64
+GUESS_TOKENS = 192
 BLOCK_SIZE = 16
 
 

@@ -144,6 +144,13 @@ FAULTS = (
         "        producer = match.pending.producer if match.pending is not None else None\n",
         "        producer = sequence.wait_on or (match.pending and match.pending.producer)\n",
     ),
+    Fault(
+        "succession of a stalled prefill",
+        "engine.prefix_tree",
+        "            node.producer = successor\n",
+        "            pass\n",
+        world=12,
+    ),
     # victims
     Fault(
         "choice of victim",
@@ -217,6 +224,19 @@ FAULTS = (
         "                wanted.add(node)\n",
     ),
     # admission
+    Fault(
+        "admission",
+        "engine.memory",
+        "        self.promised -= sequence.promised\n        sequence.promised = 0\n",
+        "        sequence.promised = 0\n",
+    ),
+    Fault(
+        "admission",
+        "engine.memory",
+        "            copied = [index for index in copied if not self._reclaim(sequence, index)]\n",
+        "            copied = []\n",
+        world=20,
+    ),
     Fault(
         "admission",
         "engine.memory",
