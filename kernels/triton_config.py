@@ -123,10 +123,10 @@ def choose(
     head_parts(head_dim)
     limit = SHARED_LIMIT.get(capability, SHARED_FALLBACK)
     # Operands in registers leave less for the rest; a head in two parts keeps the addresses of both.
-    one_part = head_parts(head_dim)[1] == 0
-    registers = (
-        (130 if one_part else 100) if multiplies_from_shared(capability) else (106 if one_part else 80)
-    )
+    if head_parts(head_dim)[1] == 0:
+        registers = 130 if multiplies_from_shared(capability) else 106
+    else:
+        registers = 100 if capability[0] == 9 else 80
 
     def fit(block_m: int, warps: tuple[int, ...], deepest: int) -> TileConfig | None:
         for programs in (2, 1):  # a second program hides the first one's waits
