@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
+from app.memory_feed import open_readers
 from engine.types import Delta, Done, Reading
 from tests.app.fakes import receipt
 from tests.e2e.conftest import Person, Served, wait_until
@@ -30,7 +31,7 @@ async def test_an_answer_with_source_receipt_and_map(served: Served, browser: Br
     await ann.page.get_by_text("built in 1871").wait_for()
     await ann.page.get_by_text("Receipt ·").click()
     await ann.page.get_by_text("Reused from shared memory").wait_for()
-    shared = sum(readers >= 2 for readers in served.engine.memory().soft_readers)
+    shared = sum(readers >= 2 for readers in open_readers(served.engine.memory()))
     drawn = f"document.querySelector('#cr-memory canvas').dataset.shared === '{shared}'"
     await ann.page.wait_for_function(drawn)
     panel = await ann.page.locator("#cr-memory").inner_text()
