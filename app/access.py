@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 from app.errors import NoIdentity, NotAllowed, StillWarmingUp
-from app.keys import ApiKeys
+from app.keys import PREFIX, ApiKeys
 from app.principal import OWNER, CookieSigner, Principal, key_principal, require
 from app.settings import LOOPBACK_HOSTS, Settings
 
@@ -120,8 +120,10 @@ class Access:
                 return principal
         # Client libraries insist on sending a key; where none was ever made, any is taken for none.
         settings = self._settings
-        local = settings.loopback and from_this_machine(caller, settings.allowed_hosts)
-        if local and (presented is None or not (self._env_keys or (self.keys and self.keys.live()))):
+        local = (
+            settings.loopback and settings.open_to_all and from_this_machine(caller, settings.allowed_hosts)
+        )
+        if local and (presented is None or self._needs_no_key(presented)):
             return LOCAL_API
         if presented is not None and self.keys is None:
             raise StillWarmingUp("Coread is starting; try the key again in a moment.")
@@ -130,6 +132,11 @@ class Access:
             if presented is not None
             else "An API key is needed: send it as 'Authorization: Bearer KEY'."
         )
+
+    def _needs_no_key(self, presented: str) -> bool:
+        """True where no key was ever asked for and this is none of ours (any more)."""
+        some = self._env_keys or (self.keys is not None and self.keys.live())
+        return not some and not presented.startswith(PREFIX)
 
 
 def require_administrator(principal: Principal) -> Principal:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from app.access import Access, Caller, Door
+from app.accounts import Accounts
 from app.chat import Chat
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
@@ -131,6 +132,7 @@ class Runtime:
         self._signer: CookieSigner | None = None
         self._access: Access | None = None
         self._keys: ApiKeys | None = None
+        self._accounts: Accounts | None = None
         self._limits: Limits | None = None
         self._token = ""
         self._loading: asyncio.Task[None] | None = None
@@ -200,9 +202,16 @@ class Runtime:
     async def _open_people(self, database: Database) -> None:
         """Know who may enter before anything heavy is loaded: signing in works while the models warm up."""
         await asyncio.to_thread(database.migrate, PEOPLE)
-        keys = ApiKeys(database, lambda _: None)
+        accounts = Accounts(database, self.signer.name + "_s")
+        await accounts.open()
+        keys = ApiKeys(database, accounts.role_of)
         await keys.open()
+        self._accounts = self.access.sessions = accounts
         self._keys = self.access.keys = keys
+        if not self.settings.open_to_all and accounts.setup_token is not None:
+            log.warning(
+                "There is no administrator yet: open /set-up and give the token %s", accounts.setup_token
+            )
 
     async def _watch_seeding(self, queued: list[str]) -> None:
         """On a first start the sample documents are read while people can already ask."""
@@ -227,6 +236,8 @@ class Runtime:
                 await asyncio.gather(task, return_exceptions=True)
         await self.demo.stop()
         self._state = "stopped"
+        if self._accounts is not None:
+            self._accounts.close()
         if self._chat is not None:
             await self._chat.close()
         engine, database = self._engine, self._database
@@ -329,6 +340,12 @@ class Runtime:
         if self._limits is None:
             raise StillWarmingUp("The data directory is not open.")
         return self._limits
+
+    @property
+    def accounts(self) -> Accounts:
+        if self._accounts is None:
+            raise StillWarmingUp(self.detail)
+        return self._accounts
 
     @property
     def keys(self) -> ApiKeys:

@@ -15,9 +15,11 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from app import http_errors
+from app.account_pages import account_router
 from app.admin_api import admin_router
 from app.demo_command import demo_router
 from app.errors import PortUnavailable
+from app.gate import GateMiddleware
 from app.metrics import metrics_router
 from app.openai_api import openai_router
 from app.people_api import people_router
@@ -78,6 +80,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     app.include_router(openai_router(runtime))
     app.include_router(admin_router(runtime))
     app.include_router(people_router(runtime))
+    app.include_router(account_router(runtime))
     app.include_router(metrics_router(runtime))
     app.include_router(demo_router(runtime))
     _add_health(app, runtime)
@@ -96,6 +99,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
         app_kwargs={"docs_url": None, "redoc_url": None},
     )
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
+    mounted.add_middleware(GateMiddleware, runtime=runtime)
     mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     return mounted

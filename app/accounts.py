@@ -1,0 +1,293 @@
+"""People who sign in: accounts, roles, and sessions that can be revoked at once.
+
+    set-up token (log or environment) ──▶ first administrator ──▶ further accounts
+    name + password ──throttle──scrypt──▶ session: random token in a cookie, its hash in the database
+
+Live sessions are also held in memory (this process is the database's only writer): a request is authorised
+without a query, and a revocation counts from the same moment.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from starlette.requests import cookie_parser
+
+from app.errors import NoIdentity, NotAllowed, NotFoundHere, TooMany, ValueRefused
+from app.keys import checked_name, hash_secret
+from app.passwords import PasswordHasher
+from app.principal import Principal, Role
+from app.rates import Rate
+from rag.database import Database
+
+MAX_SESSIONS = 20
+_NAME_CHARS = 60
+#: A session ends after so long without a request.
+IDLE_S = 30 * 24 * 3600.0
+#: The time of a session's last request is written down at most this often.
+_SEEN_EVERY_S = 600.0
+WRONG = "Name or password is wrong."
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    id: str
+    name: str
+    role: Role
+    created: float
+    disabled: float | None
+
+    @property
+    def principal(self) -> Principal:
+        return Principal("signed_in", self.id, self.role)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`label` says what signed in (a browser's own words), for the person to tell sessions apart."""
+
+    id: str
+    account: str
+    created: float
+    seen: float
+    label: str
+
+
+class Throttle:
+    """How often a password may be guessed: for a name from one address, from one address, and for a name.
+
+    The last is wide, since it lets a stranger keep somebody from signing in (sessions go on).
+    """
+
+    def __init__(self) -> None:
+        self._pair, self._address, self._name = Rate(5, 300.0), Rate(30, 300.0), Rate(60, 3600.0)
+
+    def attempt(self, name: str, address: str) -> None:
+        """Count an attempt; raises `TooMany` where there were too many."""
+        name = name.casefold()[:_NAME_CHARS]
+        for rate, key in ((self._pair, f"{name}\0{address}"), (self._address, address), (self._name, name)):
+            if wait := rate.take(key):
+                raise TooMany("There were too many attempts to sign in.", wait)
+
+    def succeeded(self, name: str, address: str) -> None:
+        self._pair.clear(f"{name.casefold()[:_NAME_CHARS]}\0{address}")
+
+
+class Accounts:
+    """All accounts and sessions of one server; for its event loop."""
+
+    def __init__(self, database: Database, cookie_name: str, hasher: PasswordHasher | None = None) -> None:
+        self._db, self._cookie = database, cookie_name
+        self._hasher = hasher or PasswordHasher()
+        self._throttle = Throttle()
+        self._accounts: dict[str, Account] = {}
+        self._sessions: dict[bytes, Session] = {}
+        self._setup_token = os.environ.get("COREAD_SETUP_TOKEN") or secrets.token_urlsafe(24)
+
+    async def open(self) -> None:
+        """Read accounts and sessions; sessions that ended meanwhile are removed."""
+        oldest = time.time() - IDLE_S
+        await self._db.write(
+            lambda c: c.execute("DELETE FROM app_sessions WHERE seen < ?", (oldest,)).rowcount
+        )
+        accounts = await self._db.read(
+            lambda c: c.execute("SELECT id, name, role, created, disabled FROM app_accounts").fetchall()
+        )
+        sessions = await self._db.read(
+            lambda c: c.execute(
+                "SELECT token_hash, id, account, created, seen, label FROM app_sessions"
+            ).fetchall()
+        )
+        self._accounts = {row[0]: Account(*row) for row in accounts}
+        self._sessions = {bytes(row[0]): Session(*row[1:]) for row in sessions}
+
+    def close(self) -> None:
+        self._hasher.close()
+
+    # -- who is it ---------------------------------------------------------------------------------------
+
+    def principal(self, headers: Mapping[str, str]) -> Principal | None:
+        """The signed-in person of a request's `Cookie` header; None where there is none (any more)."""
+        session = self._sessions.get(self._presented(headers))
+        if session is None or time.time() - session.seen > IDLE_S:
+            return None
+        account = self._accounts.get(session.account)
+        return account.principal if account is not None and account.disabled is None else None
+
+    def session(self, headers: Mapping[str, str]) -> Session | None:
+        """The session itself."""
+        return self._sessions.get(self._presented(headers))
+
+    def _presented(self, headers: Mapping[str, str]) -> bytes:
+        return hash_secret(cookie_parser(headers.get("cookie", "")).get(self._cookie, ""))
+
+    def role_of(self, id: str) -> Role | None:
+        """An account's role; None for one that is disabled or does not exist."""
+        account = self._accounts.get(id)
+        return account.role if account is not None and account.disabled is None else None
+
+    async def note_seen(self, headers: Mapping[str, str]) -> None:
+        """Remember that the session was used just now, to the nearest few minutes."""
+        hashed, now = self._presented(headers), time.time()
+        session = self._sessions.get(hashed)
+        if session is None or now - session.seen < _SEEN_EVERY_S:
+            return
+        self._sessions[hashed] = replace(session, seen=now)
+        sql = "UPDATE app_sessions SET seen = ? WHERE id = ?"
+        await self._db.write(lambda c: c.execute(sql, (now, session.id)).rowcount)
+
+    # -- signing in and out ------------------------------------------------------------------------------
+
+    async def sign_in(self, name: str, password: str, address: str, label: str) -> str:
+        """A new session's token. Raises `TooMany`, or `NoIdentity` with the same words for every reason."""
+        self._throttle.attempt(name, address)
+        account = self._named(name)
+        stored = await self._stored(account.id) if account is not None else None
+        right = await self._hasher.verify(password, stored)
+        # Looked up again: the account may have been disabled while the password was being checked.
+        account = self._named(name)
+        if account is None or not right or account.disabled is not None:
+            raise NoIdentity(WRONG)
+        self._throttle.succeeded(name, address)
+        return await self._begin(account, label)
+
+    async def _begin(self, account: Account, label: str) -> str:
+        own = sorted(self.sessions(account.id), key=lambda session: session.seen)
+        for session in own[: max(0, len(own) - MAX_SESSIONS + 1)]:
+            await self.revoke_session(session.id, account.id)
+        token, now = secrets.token_urlsafe(32), time.time()
+        made = Session(secrets.token_hex(8), account.id, now, now, _label(label))
+        hashed = hash_secret(token)
+        row = (made.id, made.account, hashed, now, now, made.label)
+        sql = "INSERT INTO app_sessions VALUES (?, ?, ?, ?, ?, ?)"
+        await self._db.write(lambda c: c.execute(sql, row).rowcount)
+        self._sessions[hashed] = made
+        return token
+
+    async def sign_out(self, headers: Mapping[str, str]) -> None:
+        """End the request's session; nothing happens where there is none."""
+        session = self.session(headers)
+        if session is not None:
+            await self.revoke_session(session.id, session.account)
+
+    def sessions(self, account: str) -> list[Session]:
+        """A person's sessions, last used first."""
+        own = [session for session in self._sessions.values() if session.account == account]
+        return sorted(own, key=lambda session: (-session.seen, session.id))
+
+    async def revoke_session(self, id: str, account: str) -> None:
+        """End one of a person's sessions. Raises `NotFoundHere` where it is not theirs."""
+        found = [h for h, s in self._sessions.items() if s.id == id and s.account == account]
+        if not found:
+            raise NotFoundHere("There is no such session.")
+        del self._sessions[found[0]]  # first: a refusal must not wait for the disk
+        await self._db.write(lambda c: c.execute("DELETE FROM app_sessions WHERE id = ?", (id,)).rowcount)
+
+    async def revoke_sessions(self, account: str, keep: str | None = None) -> None:
+        """End all of a person's sessions but `keep`."""
+        for session in self.sessions(account):
+            if session.id != keep:
+                await self.revoke_session(session.id, account)
+
+    # -- accounts ----------------------------------------------------------------------------------------
+
+    @property
+    def setup_token(self) -> str | None:
+        """What the first administrator is made with; None once there is one."""
+        return None if any(a.role == "administrator" for a in self._accounts.values()) else self._setup_token
+
+    async def set_up(self, token: str, name: str, password: str, address: str) -> Account:
+        """Make the first administrator. Raises `NotAllowed` for a wrong token or once there is one."""
+        self._throttle.attempt("\0set-up", address)
+        expected = self.setup_token
+        if expected is None or not hmac.compare_digest(token.strip().encode(), expected.encode()):
+            raise NotAllowed("The set-up token is wrong; the server's log shows it at start.")
+        return await self.create(name, password, "administrator", first=True)
+
+    async def create(self, name: str, password: str, role: Role, *, first: bool = False) -> Account:
+        """A new account. Raises `ValueRefused` for a name that is taken or unfit, or an unfit password.
+
+        With `first` it is refused, too, where somebody else has become administrator meanwhile.
+        """
+        name = checked_name(name, "A name", _NAME_CHARS)
+        if self._named(name) is not None:
+            raise ValueRefused("There is an account of this name already.")
+        hashed = await self._hasher.hash(password)
+        if self._named(name) is not None:
+            raise ValueRefused("There is an account of this name already.")
+        if first and self.setup_token is None:
+            raise NotAllowed("The first administrator has been made already.")
+        made = Account("a-" + secrets.token_hex(12), name, role, time.time(), None)
+        self._accounts[made.id] = made  # at once, so that the two checks above hold for everybody else
+        row = (made.id, name, role, hashed, made.created)
+        sql = "INSERT INTO app_accounts (id, name, role, password, created) VALUES (?, ?, ?, ?, ?)"
+        try:
+            await self._db.write(lambda c: c.execute(sql, row).rowcount)
+        except BaseException:
+            del self._accounts[made.id]
+            raise
+        return made
+
+    def accounts(self) -> list[Account]:
+        return sorted(self._accounts.values(), key=lambda account: account.name.casefold())
+
+    def account(self, id: str) -> Account:
+        """One account; raises `NotFoundHere`."""
+        if id not in self._accounts:
+            raise NotFoundHere("There is no such account.")
+        return self._accounts[id]
+
+    async def set_disabled(self, id: str, disabled: bool) -> None:
+        """Lock an account, with its sessions and keys, or unlock it. The last administrator stays."""
+        account = self.account(id)
+        others = [
+            a
+            for a in self._accounts.values()
+            if a.role == "administrator" and a.disabled is None and a.id != id
+        ]
+        if disabled and account.role == "administrator" and not others:
+            raise ValueRefused("This is the last administrator; make another one first.")
+        at = time.time() if disabled else None
+        self._accounts[id] = replace(account, disabled=at)
+        await self._db.write(
+            lambda c: c.execute("UPDATE app_accounts SET disabled = ? WHERE id = ?", (at, id)).rowcount
+        )
+        if disabled:
+            await self.revoke_sessions(id)
+
+    async def set_password(self, id: str, password: str, keep: str | None = None) -> None:
+        """Give an account another password; its sessions end, but for the one that asks."""
+        self.account(id)
+        hashed = await self._hasher.hash(password)
+        await self._db.write(
+            lambda c: c.execute("UPDATE app_accounts SET password = ? WHERE id = ?", (hashed, id)).rowcount
+        )
+        await self.revoke_sessions(id, keep)
+
+    async def change_password(
+        self, id: str, present: str, new: str, address: str, keep: str | None = None
+    ) -> None:
+        """A person changes their own; raises `NoIdentity` where the present one is wrong."""
+        self._throttle.attempt(self.account(id).name, address)
+        if not await self._hasher.verify(present, await self._stored(id)):
+            raise NoIdentity("The present password is wrong.")
+        await self.set_password(id, new, keep)
+
+    def _named(self, name: str) -> Account | None:
+        wanted = " ".join(name.split()).casefold()
+        return next((a for a in self._accounts.values() if a.name.casefold() == wanted), None)
+
+    async def _stored(self, id: str) -> str | None:
+        sql = "SELECT password FROM app_accounts WHERE id = ?"
+        row = await self._db.read(lambda c: c.execute(sql, (id,)).fetchone())
+        return str(row[0]) if row is not None else None
+
+
+def _label(text: str) -> str:
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())[:120]

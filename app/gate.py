@@ -1,0 +1,291 @@
+"""What stands in front of every door: which of Gradio's routes are open at all, who may pass, from where.
+
+    request ─▶ host known? ─▶ route open? ─▶ sent by our own page? ─▶ signed in? ─▶ session hash its own?
+
+Gradio checks no login on `/cancel`, `/heartbeat` and `/stream`, lets a client choose its session hash, and
+serves whatever lies in its cache to everybody who knows the path. So nothing of Gradio's is reached without
+a principal, routes that the page does not need are closed, and a session hash belongs to who used it first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.access import from_this_machine, known_host
+from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany
+from app.http_errors import as_response
+from app.rates import Rate
+
+if TYPE_CHECKING:
+    from app.principal import Principal
+    from app.runtime import Runtime
+
+GRADIO = "/gradio_api"
+#: Routes of Gradio's that the page uses. All others under its prefix answer 404, by being left out here.
+OPEN_ROUTES = frozenset(
+    {
+        "/queue/join", "/queue/data", "/cancel", "/component_server", "/upload", "/upload_progress",
+        "/startup-events", "/info", "/theme.css", "/heartbeat", "/app_id",
+    }
+)  # fmt: skip
+#: Routes of Gradio's outside the prefix that the page does not need.
+CLOSED = ("/monitoring", "/login", "/logout")
+#: Files of the page itself, the same for everybody.
+ASSETS = ("/static/", "/assets/", "/svelte/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json",
+          "/pwa_icon")  # fmt: skip
+#: Doors that decide for themselves who may pass.
+OWN_CHECK = ("/v1", "/api", "/metrics", "/healthz", "/readyz")
+SIGN_IN = ("/sign-in", "/set-up")
+_MAX_HASHES, _MAX_HASHES_EACH = 100_000, 500
+_MAX_JSON = 8 * 2**20
+
+
+def _path(request: Request) -> str:
+    """The decoded path that the router will match (a URL made of it would be encoded again)."""
+    return str(request.scope["path"])
+
+
+def _under(path: str, prefixes: tuple[str, ...]) -> bool:
+    return any(path == prefix.rstrip("/") or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes)
+
+
+def gradio_route(path: str) -> str | None:
+    """The route of Gradio's that a path under its prefix means, None for any other path."""
+    if path != GRADIO and not path.startswith(GRADIO + "/"):
+        return None
+    rest = path.removeprefix(GRADIO).rstrip("/")
+    return "/heartbeat" if rest.startswith("/heartbeat/") and rest.count("/") == 2 else rest
+
+
+def is_open(path: str) -> bool:
+    """False for a route of Gradio's that the page does not need."""
+    route = gradio_route(path)
+    return route in OPEN_ROUTES if route is not None else not _under(path, CLOSED)
+
+
+def cross_site(headers: Headers) -> bool:
+    """True for a request that a page of another site made a browser send.
+
+    Browsers state it in `Sec-Fetch-Site`; older ones only in `Origin`, which then must name this host.
+    Programs send neither.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+
+
+class SessionHashes:
+    """Which principal a session hash of Gradio's belongs to: the first that used it."""
+
+    def __init__(self) -> None:
+        self._owner: OrderedDict[str, str] = OrderedDict()
+        self._held: dict[str, int] = {}
+
+    def check(self, hash: str, principal: str) -> None:
+        """Raises `NotAllowed` where the hash is somebody else's or is no hash."""
+        if not 0 < len(hash) <= 64 or not hash.isascii() or not hash.isalnum():
+            raise NotAllowed("This is not a session of this page.")
+        owner = self._owner.get(hash)
+        if owner is None:
+            self._take(hash, principal)
+        elif owner != principal:
+            raise NotAllowed("This session belongs to somebody else.")
+        else:
+            self._owner.move_to_end(hash)
+
+    def _take(self, hash: str, principal: str) -> None:
+        self._owner[hash] = principal
+        self._held[principal] = self._held.get(principal, 0) + 1
+        if self._held[principal] > _MAX_HASHES_EACH:  # one person's many tabs push out nobody else's
+            self._drop(next(h for h, p in self._owner.items() if p == principal))
+        elif len(self._owner) > _MAX_HASHES:
+            self._drop(next(iter(self._owner)))
+
+    def _drop(self, hash: str) -> None:
+        principal = self._owner.pop(hash)
+        self._held[principal] -= 1
+        if not self._held[principal]:
+            del self._held[principal]
+
+
+class GateMiddleware:
+    """Refuses what may not pass. Answers are one sentence: a page to browsers, JSON to programs."""
+
+    def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
+        self._app, self._runtime, self._settings = app, runtime, runtime.settings
+        self._hashes = SessionHashes()
+        self._visitors = Rate(600, 3600.0)  # new identities from one address
+        self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # nothing here speaks it
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            answer, receive = await self._pass(request, receive)
+        except AppError as error:
+            answer = self._refusal(request, error)
+        if answer is None:
+            await self._app(scope, receive, send)
+        else:
+            await answer(scope, receive, send)
+
+    async def _pass(self, request: Request, receive: Receive) -> tuple[Response | None, Receive]:
+        """None where the request may pass, else the answer it gets."""
+        path, headers = _path(request), request.headers
+        settings = self._settings
+        if _under(path, OWN_CHECK) or _under(path, ASSETS):
+            return None, receive
+        if settings.loopback and not known_host({"host": headers.get("host", "")}, settings.allowed_hosts):
+            raise NotAllowed(
+                "This server is for this machine and was asked under another name; COREAD_ALLOWED_HOSTS "
+                "lists the names that it answers to."
+            )
+        if not is_open(path):
+            raise NotFoundHere("There is nothing here.")
+        if request.method not in ("GET", "HEAD") and cross_site(headers):
+            raise NotAllowed("This was sent by a page of another site.")
+        if _under(path, SIGN_IN):
+            return None, receive
+        if self._shows_nothing_private(request) and not self._known(request):
+            return self._newcomer(request), receive
+        principal = self._runtime.principal(headers)
+        if not settings.open_to_all:
+            await self._runtime.accounts.note_seen(headers)
+        return None, await self._gradio(request, receive, principal)
+
+    # -- pages -------------------------------------------------------------------------------------------
+
+    def _shows_nothing_private(self, request: Request) -> bool:
+        """A page load; in open mode also the page and its layout for programs (a host's health check)."""
+        if _is_page(request):
+            return True
+        reads = request.method in ("GET", "HEAD")
+        return self._settings.open_to_all and reads and gradio_route(_path(request)) is None
+
+    def _known(self, request: Request) -> bool:
+        try:
+            self._runtime.principal(request.headers)
+        except NoIdentity:
+            return False
+        return True
+
+    def _newcomer(self, request: Request) -> Response | None:
+        """What a page load gets where nobody is known yet: the way to sign in, or (None) an identity."""
+        if not self._settings.open_to_all:
+            fresh = self._runtime.accounts.setup_token is not None
+            return RedirectResponse("/set-up" if fresh else "/sign-in", 303, {"cache-control": "no-store"})
+        address = request.client.host if request.client else ""
+        local = from_this_machine(request, self._settings.allowed_hosts)
+        if _is_page(request) and not local and (wait := self._visitors.take(address)):
+            raise TooMany("Too many new visitors come from your address.", wait)
+        return None  # `IdentityMiddleware` behind this gives the cookie
+
+    def _refusal(self, request: Request, error: AppError) -> Response:
+        answer = as_response(error)
+        if not _is_page(request):
+            return answer
+        headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
+        if error.status == 503:
+            headers["refresh"] = "2"
+        return HTMLResponse(_PLAIN.format(_escaped(str(error))), answer.status_code, headers)
+
+    # -- Gradio's own routes -------------------------------------------------------------------------------
+
+    async def _gradio(self, request: Request, receive: Receive, principal: Principal) -> Receive:
+        route, who = gradio_route(_path(request)), principal.id
+        match route:
+            case "/queue/data":
+                self._hashes.check(request.query_params.get("session_hash", ""), who)
+            case "/heartbeat":
+                self._hashes.check(_path(request).rstrip("/").rsplit("/", 1)[1], who)
+            case "/queue/join" | "/cancel" | "/component_server":
+                body = await _body(request)
+                self._hashes.check(_session_hash(body), who)
+                return _replay(body, receive)
+            case "/upload":
+                length = request.headers.get("content-length", "")
+                size = int(length) if length.isdigit() else self._settings.max_body_bytes
+                if wait := self._uploads.take(who, size):
+                    raise TooMany("You have sent as much as one person may send an hour.", wait)
+        return receive
+
+
+def _is_page(request: Request) -> bool:
+    path = _path(request)
+    return (
+        request.method == "GET"
+        and "text/html" in request.headers.get("accept", "")
+        and gradio_route(path) is None
+        and path != "/config"
+    )
+
+
+async def _body(request: Request) -> bytes:
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        raise NotAllowed("This route takes JSON only.")
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > _MAX_JSON:
+            raise NotAllowed(f"The request's body is larger than the limit of {_MAX_JSON:,} bytes.")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _session_hash(body: bytes) -> str:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise NotAllowed("This route takes JSON only.") from None
+    found = value.get("session_hash") if isinstance(value, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that gives the body that was read once more, then what comes after it."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def form_fields(body: bytes, limit: int = 16_384) -> dict[str, str]:
+    """The fields of a urlencoded form, the last of each name; raises `NotAllowed` for an absurd one."""
+    if len(body) > limit:
+        raise NotAllowed(f"The form has {len(body):,} bytes; at most {limit:,} are taken.")
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=50)
+    except ValueError:
+        raise NotAllowed("The form has too many fields.") from None
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_PLAIN = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Coread</title>'
+    '<body style="font-family:system-ui;max-width:40em;margin:4em auto;padding:0 1em"><p>{}</p></body></html>'
+)

@@ -1,0 +1,382 @@
+"""People: set-up, signing in, throttling, sessions and accounts that end at once, the pages around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import gradio as gr
+import httpx
+import pytest
+
+from app import accounts as module
+from app.accounts import MAX_SESSIONS, WRONG, Accounts
+from app.errors import NoIdentity, NotAllowed, NotFoundHere, TooMany, ValueRefused
+from app.pages.build import build_demo
+from app.passwords import PasswordHasher, hash_password, verify_password
+from app.people_schema import MIGRATIONS
+from app.principal import Principal
+from app.runtime import Runtime
+from app.server import create_app
+from app.settings import load_settings
+from app.store import MIGRATIONS as STORE
+from rag.database import Database
+from tests.app.conftest import FakeParts
+
+PASSWORD, OTHER = "correct horse", "battery staple"
+HTML = {"accept": "text/html"}
+
+
+@pytest.fixture(autouse=True)
+def cheap_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.passwords._N", 2**4)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with Database(tmp_path / "t.sqlite", [*STORE, *MIGRATIONS]) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def accounts(database: Database) -> AsyncIterator[Accounts]:
+    made = Accounts(database, "s")
+    await made.open()
+    yield made
+    made.close()
+
+
+def cookie(token: str) -> dict[str, str]:
+    return {"cookie": f"s={token}"}
+
+
+async def root(accounts: Accounts) -> module.Account:
+    token = accounts.setup_token
+    assert token is not None
+    return await accounts.set_up(token, "Root", PASSWORD, "1.2.3.4")
+
+
+# Passwords
+
+
+def test_a_hash_says_nothing_twice_and_proves_its_password() -> None:
+    first, second = hash_password(PASSWORD), hash_password(PASSWORD)
+    assert first != second
+    assert PASSWORD not in first
+    assert verify_password(PASSWORD, first)
+    assert not verify_password(PASSWORD + "x", first)
+    # The same letters typed on another keyboard (composed and decomposed).
+    assert verify_password("passwörter-sind", hash_password("passwo\u0308rter-sind"))
+
+
+@pytest.mark.parametrize("stored", ["", "scrypt", "scrypt$x$8$1$a$b", "md5$1$1$1$YQ==$YQ==", "$$$$$"])
+def test_a_damaged_record_proves_nothing(stored: str) -> None:
+    assert not verify_password(PASSWORD, stored)
+
+
+@pytest.mark.parametrize("password", ["", "short", "x" * 257])
+async def test_unfit_passwords_are_refused(password: str) -> None:
+    hasher = PasswordHasher()
+    with pytest.raises(ValueRefused, match="between 10 and 256"):
+        await hasher.hash(password)
+    assert not await hasher.verify(password, None)
+    hasher.close()
+
+
+# Accounts and sessions
+
+
+async def test_the_first_administrator_needs_the_token_and_is_the_only_first(accounts: Accounts) -> None:
+    token = accounts.setup_token
+    assert token is not None
+    for wrong in ("", token[:-1], token + "x"):
+        with pytest.raises(NotAllowed):
+            await accounts.set_up(wrong, "Eve", PASSWORD, f"9.9.9.{len(wrong)}")
+    made = await root(accounts)
+    assert made.role == "administrator"
+    assert accounts.setup_token is None
+    with pytest.raises(NotAllowed):
+        await accounts.set_up(token, "Eve", PASSWORD, "1.1.1.1")
+
+
+async def test_the_token_may_come_from_the_environment(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COREAD_SETUP_TOKEN", "chosen-beforehand")
+    made = Accounts(database, "s")
+    assert made.setup_token == "chosen-beforehand"
+    made.close()
+
+
+async def test_signing_in_is_a_principal_until_it_is_revoked(accounts: Accounts) -> None:
+    me = await root(accounts)
+    token = await accounts.sign_in("ROOT ", PASSWORD, "a", "Firefox\n\x00")
+    assert accounts.principal(cookie(token)) == Principal("signed_in", me.id, "administrator")
+    (session,) = accounts.sessions(me.id)
+    assert session.label == "Firefox"
+    with pytest.raises(NotFoundHere):
+        await accounts.revoke_session(session.id, "a-somebody-else")
+    await accounts.revoke_session(session.id, me.id)
+    assert accounts.principal(cookie(token)) is None
+
+
+async def test_wrong_names_and_passwords_get_the_same_words(accounts: Accounts) -> None:
+    await root(accounts)
+    said = set()
+    for number, (name, password) in enumerate([("root", "wrong wrong"), ("nobody", PASSWORD), ("", "")]):
+        with pytest.raises(NoIdentity) as refused:
+            await accounts.sign_in(name, password, f"address {number}", "x")
+        said.add(str(refused.value))
+    assert said == {WRONG}
+
+
+async def test_a_name_that_does_not_exist_costs_a_hash_too(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str | None] = []
+    verify = PasswordHasher.verify
+
+    async def counted(self: PasswordHasher, password: str, stored: str | None) -> bool:
+        calls.append(stored)
+        return await verify(self, password, stored)
+
+    monkeypatch.setattr(PasswordHasher, "verify", counted)
+    with pytest.raises(NoIdentity):
+        await accounts.sign_in("nobody", PASSWORD, "a", "x")
+    assert calls == [None]
+
+
+async def test_guessing_is_throttled_by_address_and_a_success_starts_anew(accounts: Accounts) -> None:
+    await root(accounts)
+    for _ in range(4):
+        with pytest.raises(NoIdentity):
+            await accounts.sign_in("root", "wrong wrong", "a", "x")
+    await accounts.sign_in("root", PASSWORD, "a", "x")
+    for _ in range(5):
+        with pytest.raises(NoIdentity):
+            await accounts.sign_in("root", "wrong wrong", "a", "x")
+    with pytest.raises(TooMany, match="too many attempts"):
+        await accounts.sign_in("root", PASSWORD, "a", "x")
+    assert await accounts.sign_in("root", PASSWORD, "another address", "x")
+
+
+async def test_many_names_from_one_address_are_throttled_too(accounts: Accounts) -> None:
+    for number in range(30):
+        with pytest.raises(NoIdentity):
+            await accounts.sign_in(f"name {number}", PASSWORD, "a", "x")
+    with pytest.raises(TooMany):
+        await accounts.sign_in("name 30", PASSWORD, "a", "x")
+
+
+async def test_disabling_ends_sessions_and_keys_at_once(accounts: Accounts) -> None:
+    await root(accounts)
+    ann = await accounts.create("Ann", PASSWORD, "reader")
+    token = await accounts.sign_in("ann", PASSWORD, "a", "x")
+    assert accounts.role_of(ann.id) == "reader"
+    await accounts.set_disabled(ann.id, True)
+    assert accounts.principal(cookie(token)) is None
+    assert accounts.role_of(ann.id) is None
+    with pytest.raises(NoIdentity):
+        await accounts.sign_in("ann", PASSWORD, "a", "x")
+    await accounts.set_disabled(ann.id, False)
+    assert accounts.principal(cookie(token)) is None, "an ended session does not come back"
+    assert await accounts.sign_in("ann", PASSWORD, "a", "x")
+
+
+async def test_the_last_administrator_stays(accounts: Accounts) -> None:
+    me = await root(accounts)
+    with pytest.raises(ValueRefused, match="last administrator"):
+        await accounts.set_disabled(me.id, True)
+    other = await accounts.create("Second", PASSWORD, "administrator")
+    await accounts.set_disabled(me.id, True)
+    with pytest.raises(ValueRefused):
+        await accounts.set_disabled(other.id, True)
+
+
+async def test_a_new_password_ends_the_other_sessions(accounts: Accounts) -> None:
+    me = await root(accounts)
+    here, elsewhere = [await accounts.sign_in("root", PASSWORD, "a", "x") for _ in range(2)]
+    mine = accounts.session(cookie(here))
+    assert mine is not None
+    with pytest.raises(NoIdentity):
+        await accounts.change_password(me.id, "wrong wrong", OTHER, "a", mine.id)
+    await accounts.change_password(me.id, PASSWORD, OTHER, "a", mine.id)
+    assert accounts.principal(cookie(here)) is not None
+    assert accounts.principal(cookie(elsewhere)) is None
+    with pytest.raises(NoIdentity):
+        await accounts.sign_in("root", PASSWORD, "b", "x")
+    assert await accounts.sign_in("root", OTHER, "c", "x")
+
+
+async def test_names_are_taken_once_whatever_their_case(accounts: Accounts) -> None:
+    await accounts.create("Ann Öst", PASSWORD, "reader")
+    for name in ("ann öst", "ANN  ÖST"):
+        with pytest.raises(ValueRefused, match="already"):
+            await accounts.create(name, PASSWORD, "reader")
+
+
+async def test_sessions_are_capped_and_outlive_a_restart_but_not_their_time(
+    accounts: Accounts, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await root(accounts)
+    tokens = [await accounts._begin(me, "x") for _ in range(MAX_SESSIONS + 3)]
+    assert len(accounts.sessions(me.id)) == MAX_SESSIONS
+    assert accounts.principal(cookie(tokens[0])) is None
+    again = Accounts(database, "s")
+    await again.open()
+    assert again.principal(cookie(tokens[-1])) == me.principal
+    stored = await database.read(lambda c: "".join(map(str, c.execute("SELECT * FROM app_sessions"))))
+    assert tokens[-1] not in stored
+    monkeypatch.setattr(module, "IDLE_S", -1.0)
+    assert again.principal(cookie(tokens[-1])) is None
+    await again.open()
+    assert again.sessions(me.id) == []
+    again.close()
+
+
+# The pages
+
+
+@pytest.fixture
+async def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Runtime]:
+    monkeypatch.setenv("COREAD_SETUP_TOKEN", "the-token")
+    made = Runtime(load_settings(data_dir=tmp_path / "d", access="accounts"), FakeParts())
+    made.open()
+    made.start()
+    await made.wait_seeded()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def visitors(runtime: Runtime) -> AsyncIterator[list[httpx.AsyncClient]]:
+    """Three browsers."""
+    app = create_app(runtime, build_demo(runtime))
+    made = [
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=("127.0.0.1", 1 + n)), base_url="http://127.0.0.1:7860"
+        )
+        for n in range(3)
+    ]
+    yield made
+    for client in made:
+        await client.aclose()
+
+
+async def set_up(client: httpx.AsyncClient) -> None:
+    fields = {"token": "the-token", "name": "Root", "password": PASSWORD}
+    assert (await client.post("/set-up", data=fields)).status_code == 303
+
+
+def ids(text: str, action: str) -> list[str]:
+    return re.findall(rf'action="{action}"><input type="hidden" name="id" value="([^"]+)"', text)
+
+
+async def test_nothing_of_the_page_is_reached_without_signing_in(visitors: list[httpx.AsyncClient]) -> None:
+    eve = visitors[0]
+    first = await eve.get("/", headers=HTML)
+    assert (first.status_code, first.headers["location"]) == (303, "/set-up")
+    await set_up(visitors[1])
+    assert (await eve.get("/", headers=HTML)).headers["location"] == "/sign-in"
+    for method, path in (
+        ("GET", "/"), ("GET", "/config"), ("GET", "/profile"), ("GET", "/people"),
+        ("GET", "/gradio_api/info"), ("POST", "/gradio_api/queue/join"),
+        ("GET", "/gradio_api/queue/data?session_hash=abc"), ("POST", "/gradio_api/upload"),
+        ("GET", "/gradio_api/heartbeat/abc"), ("POST", "/gradio_api/cancel"),
+        ("POST", "/gradio_api/component_server"), ("GET", "/gradio_api/startup-events"),
+        ("POST", "/people"), ("POST", "/profile/keys"),
+    ):  # fmt: skip
+        response = await eve.request(method, path, json={} if method == "POST" else None)
+        assert response.status_code == 401, path
+    assert (await eve.get("/healthz")).status_code == 200
+
+
+async def test_set_up_sign_in_profile_and_out(visitors: list[httpx.AsyncClient], runtime: Runtime) -> None:
+    me, again, _ = visitors
+    assert (
+        await me.post("/set-up", data={"token": "x", "name": "E", "password": PASSWORD})
+    ).status_code == 403
+    await set_up(me)
+    assert (await me.get("/", headers=HTML)).status_code == 200
+    wrong = await again.post("/sign-in", data={"name": "Root", "password": "wrong wrong"})
+    assert wrong.status_code == 401
+    assert WRONG in wrong.text
+    right = await again.post("/sign-in", data={"name": "Root", "password": PASSWORD})
+    assert "HttpOnly" in right.headers["set-cookie"]
+    assert "SameSite=Lax" in right.headers["set-cookie"]
+    profile = (await me.get("/profile")).text
+    assert "Storage" in profile
+    sessions = ids(profile, "/profile/sessions/revoke")
+    assert len(sessions) == 2
+    for id in sessions:
+        if id != runtime.accounts.session(dict(me.headers) | {"cookie": _jar(me)}).id:  # type: ignore[union-attr]
+            await me.post("/profile/sessions/revoke", data={"id": id})
+    assert (await again.get("/profile")).status_code == 401
+    assert (await me.post("/sign-out")).headers["location"] == "/sign-in"
+    assert (await me.get("/profile")).status_code == 401
+
+
+def _jar(client: httpx.AsyncClient) -> str:
+    return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+
+
+async def test_readers_are_made_by_administrators_and_manage_nobody(
+    visitors: list[httpx.AsyncClient],
+) -> None:
+    boss, ann, _ = visitors
+    await set_up(boss)
+    hostile = '<b onmouseover="x">Ann</b>'
+    made = await boss.post("/people", data={"name": hostile, "password": PASSWORD, "role": "reader"})
+    assert hostile not in made.text
+    assert "&lt;b onmouseover" in made.text
+    assert (await ann.post("/sign-in", data={"name": hostile, "password": PASSWORD})).status_code == 303
+    for path, fields in (
+        ("/people", {"name": "X", "password": PASSWORD}), ("/people/disable", {"id": "x"}),
+        ("/people/enable", {"id": "x"}), ("/people/password", {"name": "Root", "password": OTHER}),
+    ):  # fmt: skip
+        assert (await ann.post(path, data=fields)).status_code == 403
+    assert (await ann.get("/people")).status_code == 403
+    (id,) = ids((await boss.get("/people")).text, "/people/disable")
+    await boss.post("/people/disable", data={"id": id})
+    assert (await ann.get("/profile")).status_code == 401
+
+
+async def test_a_persons_key_is_shown_once_and_acts_as_the_person(
+    visitors: list[httpx.AsyncClient], runtime: Runtime
+) -> None:
+    me, program, _ = visitors
+    await set_up(me)
+    shown = (await me.post("/profile/keys", data={"name": "script"})).text
+    found = re.search(r"coread_[\w-]+", shown)
+    assert found
+    assert found[0] not in (await me.get("/profile")).text
+    headers = {"authorization": f"Bearer {found[0]}"}
+    assert (await program.get("/v1/models", headers=headers)).status_code == 200
+    boss = runtime.accounts.accounts()[0]
+    assert runtime.keys.principal(found[0]) == Principal("api_key", boss.id, "administrator")
+    (id,) = ids((await me.get("/profile")).text, "/profile/keys/revoke")
+    await me.post("/profile/keys/revoke", data={"id": id})
+    assert (await program.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_forms_of_other_sites_and_absurd_ones_are_refused(visitors: list[httpx.AsyncClient]) -> None:
+    me = visitors[0]
+    await set_up(me)
+    for headers in (
+        {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
+        {"origin": "https://elsewhere.example"}, {"origin": "null"},
+    ):  # fmt: skip
+        assert (await me.post("/profile/keys", data={"name": "x"}, headers=headers)).status_code == 403
+    assert (await me.post("/profile/keys", content=b"a=" + b"x" * 20_000)).status_code == 403
+    assert (await me.post("/profile/keys", content=b"a&" * 60)).status_code in (403, 422)
+
+
+async def test_accounts_mode_needs_no_demo_and_open_mode_no_sign_in(tmp_path: Path) -> None:
+    open_one = Runtime(load_settings(data_dir=tmp_path / "o"), FakeParts())
+    open_one.open()
+    transport = httpx.ASGITransport(create_app(open_one, gr.Blocks()), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/sign-in")).status_code == 404
+        assert (await client.post("/set-up", data={})).status_code == 404
+    await open_one.stop()
