@@ -84,6 +84,7 @@ class Progress:
     left: int = 0
     answers: int = 0
     failed: list[str] = field(default_factory=list)
+    problem: str = ""
     ended: float | None = None
 
 
@@ -196,11 +197,13 @@ class Demo:
     # -- what screens are told ---------------------------------------------------------------------------
 
     def status(self, principal: Principal | None = None) -> dict[str, Any]:
-        """Keys: `running`, `allowed`, and once one was started `readers`, `arrived`, `left`, `answers`."""
+        """Keys: `running`, `allowed`, and once one was started `readers`, `arrived`, `left`, `answers`,
+        `problem` (a sentence, or empty)."""
         out: dict[str, Any] = {"running": self.running, "allowed": self.allowed(principal)}
         if self._progress is not None:
             p = self._progress
             out |= {"readers": p.readers, "arrived": p.arrived, "left": p.left, "answers": p.answers}
+            out["problem"] = p.problem
         return out
 
     def conversations(self, titles: Mapping[str, str]) -> dict[str, str]:
@@ -222,6 +225,9 @@ class Demo:
             async with asyncio.TaskGroup() as group:
                 for part in parts:
                     group.create_task(self._reader(part, progress))
+        except AppError as error:
+            progress.problem = str(error)
+            log.warning("the demonstration could not be run: %s", error)
         finally:
             progress.ended = time.monotonic()
 

@@ -90,13 +90,15 @@ class PageTableView:
 @dataclass(frozen=True, slots=True)
 class BlockView:
     """One block, as it is now. `first_token` is the position of its first slot in its chain, None where the
-    tree does not index it; `copied_from` is the source of its copy while that still holds the same text."""
+    tree does not index it; `private`: only one account may reuse it, or nobody yet; `copied_from` is the
+    source of its copy while that still holds the same text."""
 
     block: int
     readers: int
     open_readers: int
     filled: int
     documents: frozenset[str]
+    private: bool
     first_token: int | None
     copied_slots: int
     copied_from: int | None
@@ -380,6 +382,7 @@ class EngineService:
                 open_readers=int(pool.reader_count[block] + pool.soft[block]),
                 filled=pool.filled[block],
                 documents=node.documents if node is not None else frozenset(),
+                private=node is None or node.private,
                 first_token=None if node is None else (sum(1 for _ in node.chain()) - 1) * pool.block_size,
                 copied_slots=slots,
                 copied_from=source if same else None,
@@ -501,6 +504,7 @@ class EngineService:
             max_running_per_principal=config.max_running_per_principal,
             max_queued_per_principal=config.max_queued_per_principal,
             pool_share_per_principal=config.pool_share_per_principal,
+            max_draft_rows=config.draft_rows if config.speculation else 0,
         )
         self._status = EngineStatus(
             "starting",

@@ -187,6 +187,7 @@ class DashboardFeed:
         names = await self.names(principal)
         return {
             "block": view.block,
+            "kind": "branch" if view.private else "document" if view.documents else "instructions",
             "readers": view.readers,
             "open_readers": view.open_readers,
             "filled": view.filled,

@@ -31,6 +31,7 @@ function draw() {
   drawChart();
 }
 function showDemo(demo, ready) {
+  if (demo.problem && demo.allowed && !live.replay) problem(demo.problem);
   const button = $("demo");
   button.hidden = !demo.allowed || live.replay !== null;
   button.disabled = demo.running || !ready;
@@ -52,7 +53,7 @@ async function poll() {
     live.seen = feed.event_number;
     await show(feed);
     live.delay = feed.engine.running || feed.demo.running ? 500 : 1000;
-    $("problem").hidden = true;
+    if (!feed.demo.problem) problem("");
   } catch (error) {
     live.delay = Math.min(live.delay * 2, 15000);
     text("problem", "No answer from the server; trying again.");

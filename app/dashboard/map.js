@@ -139,7 +139,7 @@ function pointAt(event) {
     const found = await server.block(block).catch(() => null);
     if (!found || pointed !== block) return;
     const parts = [known];
-    if (found.documents) parts.push(found.documents);
+    parts.push(found.kind === "instructions" ? "instructions" : found.kind === "branch" ? "a reader’s own text" : found.documents);
     if (found.first_token !== null) parts.push(`tokens ${number(found.first_token)} to ${number(found.first_token + found.filled - 1)} of its chain`);
     parts.push(`${number(found.readers)} running and ${number(found.open_readers)} open readers`);
     if (found.copied_slots) parts.push(`${plural(found.copied_slots, "slot")} copied${found.copied_from === null ? "" : ` from block ${number(found.copied_from)}`}`);

@@ -13,7 +13,7 @@ function runsOf(blocks) {
 
 function drawPages() {
   const tables = state.pages || [];
-  const drawn = surface("pages", tables.length ? 64 + 34 * tables.length + 76 : 24);
+  const drawn = surface("pages", tables.length ? 150 + 34 * tables.length : 24);
   if (!drawn) return;
   const { context, width } = drawn, c = colours().css;
   if (!tables.length) {
@@ -34,7 +34,7 @@ function drawPages() {
     if (i > 0) x += cell + (block !== physical[i - 1] + 1 ? gap : 0);
     place.set(block, x);
   });
-  const bottom = drawn.height - 44, colourOf = new Map();
+  const bottom = drawn.height - 56, colourOf = new Map();
   const readers = new Map(), copied = new Map(), filled = new Map();
   for (const t of tables) t.blocks.forEach((b, i) => {
     readers.set(b, t.readers[i]);
@@ -44,7 +44,7 @@ function drawPages() {
   for (const block of physical) colourOf.set(block, readerColour(readers.get(block), false));
   context.fillStyle = c.soft;
   context.fillText("logical blocks, in the order of the text", 0, 12);
-  context.fillText("physical blocks of the pool", 0, bottom + square + 30);
+  context.fillText("physical blocks of the pool", 0, bottom + square + 29);
   tables.forEach((table, row) => {
     const y = 20 + row * 34;
     for (const run of runsOf(table.blocks)) {

@@ -5,7 +5,7 @@ function showFigures() {
   const { everybody } = state.feed[state.view];
   const ratio = everybody.physical_bytes ? everybody.unshared_bytes / everybody.physical_bytes : 1;
   text("saved", bytes(everybody.saved_bytes));
-  text("saved-note", everybody.saved_bytes ? `${ratio.toFixed(1)} times more readers than copies` : "nothing is shared right now");
+  text("saved-note", everybody.saved_bytes ? `each block kept is read ${ratio.toFixed(1)} times` : "nothing is shared right now");
   text("people", number(everybody.conversations));
   text("people-note", `${plural(engine.running, "answer")} being written${state.feed.waiting ? `, ${number(state.feed.waiting)} waiting` : ""}`);
   text("skipped", percent(since.prefill_tokens_skipped, since.prompt_tokens));

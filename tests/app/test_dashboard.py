@@ -1,0 +1,223 @@
+"""Who sees what on the memory page, what an update costs, and that nothing on it can run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.dashboard import page
+from app.dashboard.feed import DashboardFeed, Shared, compact_map, flashes
+from app.dashboard.tables import MAX_OTHERS, document_label, table
+from app.principal import Principal
+from app.runtime import Runtime
+from engine.block_events import BlockEvent
+from engine.ledger import MemorySnapshot, SinceStart, Totals
+from tests.app.small_engine import SmallEngine
+
+HOSTILE = "${window.ran=1}<img src=x onerror=window.ran=1>"
+
+
+@pytest.fixture
+def engine() -> SmallEngine:
+    return SmallEngine(blocks=300, threaded=True)
+
+
+async def ask(runtime: Runtime, who: Principal, question: str, document: str | None = None) -> str:
+    talk = await runtime.store.create(who, document_id=document)
+    async for _ in runtime.chat.ask(who, talk.id, question):
+        pass
+    return talk.id
+
+
+EVERYTHING = {"tree": True, "pages": True, "history": True, "after": 0}
+
+
+async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine: SmallEngine) -> None:
+    ann, _ = runtime.signer.issue()
+    bob, _ = runtime.signer.issue()
+    secret = await runtime.knowledge.upload(
+        ann, "Zanzibar diary.md", f"# Zanzibar diary {HOSTILE}\n\n{'Rain. ' * 60}".encode()
+    )
+    async for _ in runtime.knowledge.progress(ann, secret, 0.1):
+        pass
+    hers = await ask(runtime, ann, "What does the quokka eat?", secret)
+    his = await ask(runtime, bob, "When does the bakery open?", "sample-bakery")
+    feed = DashboardFeed(runtime)
+    seen = await feed.read(ann, {**EVERYTHING, "conversation": hers})
+    assert seen["conversation"] == hers
+    assert [row["kind"] for row in seen["rows"]["open"]] == ["own", "other"]
+    assert any("Zanzibar" in node["label"] for node in seen["tree"]["nodes"])
+    assert any(node["mine"] for node in seen["tree"]["nodes"])
+    assert seen["pages"][0]["blocks"]
+
+    for viewer, own in ((bob, his), (None, None)):
+        other = await feed.read(viewer, {**EVERYTHING, "conversation": hers})
+        assert other["conversation"] == own
+        text = json.dumps(other)
+        for hidden in ("Zanzibar", "quokka", secret, hers, ann.id):
+            assert hidden not in text
+        assert "another document" in text
+        assert "The bakery" in text
+    block = seen["mine_blocks"][len(seen["mine_blocks"]) // 2]
+    assert "Zanzibar" in (await feed.block(ann, block) or {})["documents"]
+    assert (await feed.block(bob, block) or {})["documents"] == "another document"
+
+
+@pytest.mark.parametrize("block", [-1, 300, 10**9, None, "0", 1.5, [0]])
+async def test_what_is_no_block_has_no_answer(runtime: Runtime, block: Any) -> None:
+    assert await DashboardFeed(runtime).block(None, block) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"conversation": 7, "after": "x"}, {"conversation": {"$ne": 1}}, {"after": 10**30}, {"after": -5}],
+)
+async def test_whatever_a_browser_sends_gets_an_update(runtime: Runtime, asked: dict[str, Any]) -> None:
+    update = await DashboardFeed(runtime).read(None, asked)
+    assert update["map"]["packed"]
+    assert update["conversation"] is None
+
+
+async def test_what_happened_is_told_once(runtime: Runtime, engine: SmallEngine) -> None:
+    ann, _ = runtime.signer.issue()
+    await ask(runtime, ann, "When does the bakery open?")
+    feed = DashboardFeed(runtime)
+    first = await feed.read(ann, {"after": 0})
+    assert first["flash"]["published"]
+    again = await feed.read(ann, {"after": first["event_number"]})
+    newcomer = await feed.read(ann, {})
+    assert again["flash"] == newcomer["flash"] == {"published": [], "copied": [], "evicted": [], "shared": []}
+
+
+async def test_one_look_serves_all_viewers(runtime: Runtime, engine: SmallEngine) -> None:
+    feed = DashboardFeed(runtime)
+    seen = {id(await feed.shared()) for _ in range(5)}
+    assert len(seen) == 1
+
+
+def test_a_copy_flashes_where_it_was_copied_to() -> None:
+    events = [
+        BlockEvent(1, "published", 4, "c"),
+        BlockEvent(2, "copied", 4, "c", 9, 3),
+        BlockEvent(3, "merged", 5, "", 4),
+        BlockEvent(4, "evicted", 7, ""),
+        BlockEvent(5, "unlinked", 8, ""),
+    ]
+    assert flashes(events) == {"published": [4], "copied": [9], "evicted": [7], "shared": [4]}
+
+
+def test_other_peoples_rows_are_bounded_and_still_add_up() -> None:
+    engine = SmallEngine(blocks=2_000)
+    for n in range(MAX_OTHERS + 12):
+        engine.ask(f"c{n}", document=0, question=n, tokens=3)
+    engine.run_until(lambda: len(engine.done()) == MAX_OTHERS + 12)
+    snapshot = engine.memory()
+    from app.dashboard.tables import shares
+
+    rows = table(snapshot.open, shares(snapshot.open), {"c5": "Mine"}, snapshot.running)
+    assert [row["kind"] for row in rows] == ["own", *["other"] * MAX_OTHERS, "rest"]
+    assert sum(row["count"] for row in rows) == MAX_OTHERS + 12
+    assert sum(row["fair_share_bytes"] for row in rows) == snapshot.totals_open.physical_bytes
+    assert "c6" not in json.dumps(rows)
+
+
+def test_a_label_counts_what_it_may_not_name() -> None:
+    titles = {"a": "Alpha", "b": "Beta"}
+    assert document_label(frozenset({"a", "b"}), titles) == "Alpha, Beta"
+    assert document_label(frozenset({"a", "x", "y"}), titles) == "Alpha, 2 other documents"
+    assert document_label(frozenset(), titles) == ""
+
+
+def snapshot_of(blocks: int) -> MemorySnapshot:
+    """A busy pool: runs of blocks in every state, as an allocator that prefers runs leaves them."""
+    rng = np.random.default_rng(1)
+    state = np.repeat(rng.integers(0, 6, blocks // 10).astype(np.uint8), 10)
+    readers = np.repeat(rng.integers(0, 9, blocks // 10).astype(np.uint8), 10) * (state < 3) * (state > 0)
+    totals = Totals(0, 0, 0, 0, 0)
+    return MemorySnapshot(
+        number=1, total_blocks=blocks, block_size=16, block_bytes=2048, free=0, held=0, retained=blocks,
+        pinned=0, utilisation=None, readers=readers.astype(np.uint8).tobytes(),
+        soft_readers=readers.astype(np.uint8).tobytes(), state=state.tobytes(), running={}, open={},
+        totals_running=totals, totals_open=totals,
+        since_start=SinceStart(), event_number=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(10_000, 4_000), (100_000, 40_000)])
+def test_the_map_of_a_large_pool_is_a_small_update(blocks: int, most: int) -> None:
+    assert len(compact_map(snapshot_of(blocks))) < most
+
+
+def test_the_page_has_no_place_for_data() -> None:
+    """After Handlebars, Gradio evaluates a template as JavaScript: this one holds none, and the script writes
+    through canvas and textContent only."""
+    for opening in ("${", "{{", "`"):
+        assert opening not in page.template()
+    for way_in in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert way_in not in page.script()
+
+
+def test_every_name_of_the_script_stands_in_the_template() -> None:
+    import re
+
+    template = set(re.findall(r'data-cd="([a-z-]+)"', page.template()))
+    used = set(re.findall(r'(?:\$|text)\("([a-z-]+)"', page.script()))
+    assert used <= template
+    for name in page.SCRIPTS:
+        assert len((Path(page.__file__).parent / name).read_text(encoding="utf-8").splitlines()) < 300
+
+
+def test_shared_holds_nothing_of_one_viewer() -> None:
+    assert set(Shared.__dataclass_fields__) == {
+        "snapshot", "map", "shares_running", "shares_open", "history", "what_if", "events",
+    }  # fmt: skip
+
+
+# -- colours -----------------------------------------------------------------------------------------------
+
+#: Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
+SEEN = {
+    "everybody": np.eye(3),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "tritanopia": np.array(
+        [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]
+    ),
+}
+
+
+def lab(hex: str, seen: np.ndarray) -> np.ndarray:
+    """CIELAB (D65) of a colour as somebody sees it."""
+    srgb = np.array([int(hex[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(seen @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    f = np.cbrt(np.maximum(xyz / [0.9505, 1.0, 1.089], 0.008856))
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("seen", SEEN)
+@pytest.mark.parametrize("theme", [":root", ".dark"])
+def test_colours_are_told_apart_with_every_kind_of_colour_vision(theme: str, seen: str) -> None:
+    import re
+
+    from app.pages.theme import stylesheet
+
+    rules = re.search(rf"^{re.escape(theme)} {{(.*?)}}", stylesheet(), re.M | re.S)
+    assert rules is not None
+    colours = dict(re.findall(r"(--cr-[a-z0-9]+): (#[0-9a-f]{6})", rules[1]))
+    names = ["free", "retained", "r1", "r2", "r3", "r4", "pinned", "mine"]
+    points = [lab(colours[f"--cr-{name}"], SEEN[seen]) for name in names]
+    for i, a in enumerate(points):
+        for j in range(i):
+            assert np.linalg.norm(a - points[j]) > 13, (names[i], names[j])
+    readers = [point[0] for point in points[2:6]]
+    assert readers in (sorted(readers), sorted(readers, reverse=True)), "lightness must rise or fall evenly"
