@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from rag.gate import judge
 from rag.library import Library
+from rag.terms import query_terms
+from rag.types import Hit
 
 ALL = frozenset({"shared"})
 
@@ -26,3 +28,33 @@ def test_what_stands_in_a_passage_is_answerable_and_what_does_not_is_not(
 def test_nothing_found_is_not_answerable() -> None:
     nothing = judge([], {"mayor": 2.0})
     assert (nothing.answerable, nothing.missing) == (False, ("mayor",))
+
+
+def hit(text: str, cosine: float | None) -> Hit:
+    return Hit(1, "d", 1, "shared", "d.md", "Ferry", 0, "", 0, len(text), text, None, 1.0, {}, cosine)
+
+
+def test_words_that_only_ask_do_not_count_as_missing() -> None:
+    hits = [hit("The Kittiwake carries 32 cars.", 0.6)]
+    asked = judge(hits, {"mani": 6.0, "car": 2.0, "doe": 5.0, "kittiwak": 3.0})
+    assert (asked.coverage, asked.missing) == (1.0, ())
+    assert judge(hits, {"mani": 6.0, "wheel": 5.0, "kittiwak": 3.0}).missing == ("wheel",)
+
+
+def test_a_question_about_nothing_in_particular_passes() -> None:
+    asked = judge([hit("Anything.", 0.05)], {"document": 4.0, "summari": 5.0})
+    assert asked.answerable
+    assert asked.missing == ()
+
+
+def test_scripts_without_spaces_are_judged_by_pairs_that_carry_meaning() -> None:
+    found = [hit("伊崎健太先生は結索を教えています。", 0.4)]
+    asked = dict.fromkeys(query_terms("健太先生は何を?"), 3.0)
+    assert judge(found, asked).coverage == 1.0
+    assert judge(found, dict.fromkeys(query_terms("料金は何円?"), 3.0)).coverage == 0.0
+
+
+def test_where_only_words_were_searched_words_decide() -> None:
+    hits = [hit("The Kittiwake carries 32 cars.", None)]
+    assert judge(hits, {"kittiwak": 3.0, "car": 2.0}).answerable
+    assert not judge(hits, {"mayor": 5.0, "pellan": 3.0}).answerable
