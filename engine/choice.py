@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.detokenize import TextStream, TextUpdate
+from engine.drafting import PromptLookup
 from engine.errors import EngineError
 from engine.sampler import SamplerState
 from engine.sequence import Sequence
@@ -68,6 +69,9 @@ class Choice:
         self._fair_blocks = 0.0
         self._copies = 0
         self._copied_bytes = 0
+        self._lookup = PromptLookup()
+        self._drafted = 0
+        self._accepted = 0
         self._logical = 0.0
         self._read = 0.0
 
@@ -94,6 +98,16 @@ class Choice:
         self._computed += tokens
         self._logical += logical
         self._read += read
+
+    def draft(self, most: int) -> list[int]:
+        """Tokens that may come next."""
+        return self._lookup.propose(self.sequence.tokens, most)
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """A step found `accepted` of `drafted` tokens right."""
+        self._drafted += drafted
+        self._accepted += accepted
+        self._lookup.learn(drafted, accepted, len(self.sequence))
 
     def push(self, token: int, now: float) -> TextUpdate:
         """Add a sampled token to the text."""
@@ -142,4 +156,6 @@ class Choice:
             decode_s=0.0 if first is None or last is None else last - first,
             preemptions=self.sequence.preemptions,
             waited_for_prefill=self.waited_for_prefill,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )

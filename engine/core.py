@@ -158,6 +158,7 @@ class EngineCore:
             self._finish_aborted()
             now = self.clock()
             self.ledger.tick(now)
+            self._draft()
             step = self.scheduler.schedule(now)
             self._announce(step, now)
             if not step.chunks:
@@ -176,6 +177,16 @@ class EngineCore:
             for chunk, output in done:
                 self._take(chunk, output, now)
             return step.tokens
+
+    def _draft(self) -> None:
+        """Propose tokens for the sequences that decode; the scheduler takes what has room."""
+        rows = self.scheduler.limits.max_draft_rows
+        if rows <= 0:
+            return
+        decodes = [s for s in self.scheduler.running if s.computed == len(s) - 1 and s.generated]
+        for sequence in decodes:
+            most = min((rows - len(decodes)) // len(decodes), self.shape.max_context - len(sequence))
+            sequence.drafts = sequence.owner.draft(most)
 
     def _finish_aborted(self) -> None:
         aborted, self._aborted = self._aborted, []
@@ -211,12 +222,13 @@ class EngineCore:
         sequence = chunk.sequence
         return Row(
             key=sequence.id,
-            tokens=sequence.tokens[chunk.start : chunk.end],
+            tokens=[*sequence.tokens[chunk.start : chunk.known_end], *chunk.drafts],
             start=chunk.start,
             page_table=list(sequence.table),
             write_from=chunk.write_from,
             sample=chunk.sample,
             state=sequence.owner.state if chunk.sample else None,
+            drafts=len(chunk.drafts),
         )
 
     def _run(self, rows: list[Row], copies: list[Copy]) -> tuple[list[_RowOutput | None], Exception | None]:
@@ -248,6 +260,7 @@ class EngineCore:
                 output.logprobs[i],
                 output.kv_bytes_logical * contexts[i] / whole,
                 output.kv_bytes_read * contexts[i] / whole,
+                output.further.get(i, []),
             )
             for i in range(len(rows))
         ], None
@@ -277,8 +290,8 @@ class EngineCore:
         if sequence.state is not State.RUNNING:  # its request has failed with another of its choices
             return
         self.scheduler.accept(chunk)
-        choice.computed(chunk.count, output.kv_bytes_logical, output.kv_bytes_read)
-        prompt = max(0, min(chunk.end, sequence.prompt_len) - chunk.start)
+        choice.computed(chunk.known_end - chunk.start, output.kv_bytes_logical, output.kv_bytes_read)
+        prompt = max(0, min(chunk.known_end, sequence.prompt_len) - chunk.start)
         self.ledger.sums.prefill_tokens_computed += prompt
         if choice.request.aborted:
             return
@@ -294,6 +307,14 @@ class EngineCore:
         if token is None:
             raise EngineUnavailable("a row that samples came back without a token")
         self._sampled(choice, token, output.logprob, now)
+        # Each further token says that the one before it had been drafted: its KV is computed already.
+        for further, logprob in output.further:
+            if choice.done:
+                break
+            self.scheduler.accept_draft(sequence)
+            self._sampled(choice, further, logprob, now)
+        if chunk.drafts:
+            choice.verified(len(chunk.drafts), len(output.further))
 
     def _fork_siblings(self, first: Choice, now: float) -> None:
         """n > 1: the other choices read what the first one has computed, tail included."""
@@ -365,12 +386,18 @@ class EngineCore:
 class _RowOutput:
     """One row's part of a `StepOutput`; bytes are the step's, divided by context length."""
 
-    __slots__ = ("finite", "kv_bytes_logical", "kv_bytes_read", "logprob", "token")
+    __slots__ = ("finite", "further", "kv_bytes_logical", "kv_bytes_read", "logprob", "token")
 
     def __init__(
-        self, token: int | None, finite: bool, logprob: TokenLogprob | None, logical: float, read: float
+        self,
+        token: int | None,
+        finite: bool,
+        logprob: TokenLogprob | None,
+        logical: float,
+        read: float,
+        further: list[tuple[int, TokenLogprob | None]],
     ) -> None:
-        self.token, self.finite, self.logprob = token, finite, logprob
+        self.token, self.finite, self.logprob, self.further = token, finite, logprob, further
         self.kv_bytes_logical, self.kv_bytes_read = logical, read
 
 

@@ -15,8 +15,9 @@ architecture nor keeps anything between steps.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,8 @@ class Row:
     write_from  positions below it are not written: a fully cached prompt runs its last token again for
                 the logits with `write_from = start + 1` and reads the cached K and V
     sample      whether the row's last position gets a token; needs `state`
+    drafts      how many of the last tokens are proposals to be verified: positions from the one before
+                them on get tokens, each as long as the draft before it was right
     """
 
     key: int
@@ -55,6 +58,7 @@ class Row:
     write_from: int
     sample: bool
     state: SamplerState | None = None
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class StepOutput:
     finite    False where a hidden state or a logit of the row was NaN or infinite: nothing that the row
               wrote may be published
     kv_bytes_logical, kv_bytes_read   KV bytes of all contexts, and bytes really read, over all layers
+    further   for rows with drafts: the tokens after `tokens`, one for each draft found right
     eligible_nodes, shared_nodes      runs of blocks with two or more readers, and how many of them took
                                       the pass that reads them once for all
     """
@@ -76,6 +81,7 @@ class StepOutput:
     kv_bytes_read: int
     eligible_nodes: int
     shared_nodes: int
+    further: dict[int, list[tuple[int, TokenLogprob | None]]] = field(default_factory=dict)
 
 
 class Runner:
@@ -107,19 +113,35 @@ class Runner:
         lengths = [len(row.tokens) for row in rows]
         ends = np.cumsum(lengths) - 1
         sampled = [index for index, row in enumerate(rows) if row.sample]
-        output, plan = self.forward(rows, ends[sampled])
+        wanted = [int(ends[index]) - back for index in sampled for back in range(rows[index].drafts, -1, -1)]
+        output, plan = self.forward(rows, np.asarray(wanted, dtype=np.int64))
 
         finite = _finite_rows(output.hidden, lengths)
-        states = [state for index in sampled if (state := rows[index].state) is not None]
-        # A row whose hidden states are broken anywhere must not draw: its neighbours' streams are their
-        # own, but its own would move on although the token is thrown away.
-        drawing = [place for place, index in enumerate(sampled) if finite[index]]
-        result = self.sampler.sample(output.logits[drawing], [states[place] for place in drawing])
         tokens: list[int | None] = [None] * len(rows)
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
-        for place, index in enumerate(sampled[place] for place in drawing):
-            tokens[index], logprobs[index] = result.tokens[place], result.logprobs[place]
-            finite[index] = result.finite[place]
+        further: dict[int, list[tuple[int, TokenLogprob | None]]] = {}
+        places = dict(zip(sampled, _starts([rows[index].drafts + 1 for index in sampled]), strict=True))
+        # A row whose hidden states are broken anywhere must not draw: its neighbours' streams are their
+        # own, but its own would move on although the token is thrown away.
+        drawing = [index for index in sampled if finite[index]]
+        for ahead in range(1 + max((row.drafts for row in rows), default=0)):
+            states = [state for index in drawing if (state := rows[index].state) is not None]
+            result = self.sampler.sample(output.logits[[places[i] + ahead for i in drawing]], states)
+            right: list[int] = []
+            for index, token, logprob, good in zip(
+                drawing, result.tokens, result.logprobs, result.finite, strict=True
+            ):
+                row = rows[index]
+                if ahead == 0:
+                    tokens[index], logprobs[index], finite[index] = token, logprob, good
+                elif token is not None:
+                    further[index].append((token, logprob))
+                if token is not None and ahead < row.drafts and row.tokens[ahead - row.drafts] == token:
+                    further.setdefault(index, [])
+                    right.append(index)
+            drawing = right
+            if not drawing:
+                break
         return StepOutput(
             tokens,
             finite,
@@ -128,6 +150,7 @@ class Runner:
             plan.tally.kv_bytes_read,
             plan.counters.eligible_nodes,
             plan.counters.shared_nodes,
+            further,
         )
 
     @torch.inference_mode()
@@ -191,6 +214,8 @@ class Runner:
             raise IntegrityError(
                 f"Sequence {row.key} has a token id outside 0 to {self.model.vocab_size - 1}."
             )
+        if not 0 <= row.drafts < len(row.tokens) or (row.drafts and not row.sample):
+            raise IntegrityError(f"Sequence {row.key} has {row.drafts} drafts in {len(row.tokens)} tokens.")
         if row.sample and row.state is None:
             raise IntegrityError(f"Sequence {row.key} is to sample but has no sampler state.")
 
@@ -203,6 +228,11 @@ class Runner:
         slots: IntArray = table[positions // size - first] * size + positions % size
         slots[positions < row.write_from] = -1
         return slots
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    """Where each group begins when `counts` groups stand one after another."""
+    return list(itertools.accumulate(counts, initial=0))[:-1]
 
 
 def _finite_rows(hidden: Tensor, lengths: Sequence[int]) -> list[bool]:

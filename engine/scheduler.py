@@ -34,6 +34,7 @@ class Limits:
                                 a principal with nothing running is always allowed one request
     max_overtakes               how often a request may be passed over before it is strictly next
     stalled_rounds              rounds without progress after which a shared prefill is not waited for
+    max_draft_rows              decodes and drafts together of one step; 0: no drafts
     match_window                waiting requests considered in one round, a quarter of them of one principal
     """
 
@@ -46,6 +47,7 @@ class Limits:
     max_overtakes: int = 8
     stalled_rounds: int = 8
     match_window: int = 64
+    max_draft_rows: int = 0
 
 
 @dataclass(slots=True)
@@ -53,7 +55,8 @@ class Chunk:
     """Tokens `start` to `start + count` of `sequence` go through the model in this step.
 
     Positions below `write_from` are in the pool already and are not written again: a fully cached prompt
-    runs its last token only to get logits. `sample`: the chunk reaches the sequence's last token.
+    runs its last token only to get logits. `sample`: the chunk reaches the sequence's last token. `drafts`
+    are proposed tokens behind that one, counted in `count`; only what is accepted of them is committed.
     """
 
     sequence: Sequence
@@ -61,11 +64,22 @@ class Chunk:
     count: int
     write_from: int
     sample: bool
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
-        """Position after the chunk."""
+        """Position after the chunk, drafts included."""
         return self.start + self.count
+
+    @property
+    def known_end(self) -> int:
+        """Position after the last token that is the sequence's own."""
+        return self.end - len(self.drafts)
+
+    def drop_drafts(self) -> None:
+        """Compute the sequence's own tokens only."""
+        self.count -= len(self.drafts)
+        self.drafts = ()
 
 
 @dataclass(slots=True)
@@ -181,9 +195,14 @@ class Scheduler:
         return step
 
     def accept(self, chunk: Chunk) -> None:
-        """The step is done and this chunk's keys and values are finite: count and publish them."""
-        if chunk.end > chunk.sequence.computed:
-            self.memory.commit(chunk.sequence, chunk.end)
+        """The step is done and this chunk's keys and values are finite: count and publish them, drafts
+        left out (see `accept_draft`)."""
+        if chunk.known_end > chunk.sequence.computed:
+            self.memory.commit(chunk.sequence, chunk.known_end)
+
+    def accept_draft(self, sequence: Sequence) -> None:
+        """The token just appended was drafted, and its keys and values were computed in this step."""
+        self.memory.commit(sequence, len(sequence))
 
     def _fail(self, step: Step, sequence: Sequence, error: EngineError) -> None:
         self.remove(sequence)
@@ -214,6 +233,7 @@ class Scheduler:
         # Batch prefills leave room for interactive newcomers; `_grow` gives back what those do not take.
         newcomers = any(s.priority is Priority.INTERACTIVE for s in self.waiting)
         background = max(1, budget // 4) if newcomers else budget
+        spare = self._rows_for_drafts(decodes)
         for sequence in decodes + prefills:
             if sequence.state is not State.RUNNING:
                 continue
@@ -222,7 +242,16 @@ class Scheduler:
             if allowed <= 0:
                 break
             chunk = _chunk(sequence, allowed)
+            if chunk.sample and sequence.drafts and spare > 0:
+                chunk.drafts = tuple(
+                    sequence.drafts[: min(spare, sequence.max_tokens - sequence.generated - 1)]
+                )
+                chunk.count += len(chunk.drafts)
+            sequence.drafts = []
             while not self.memory.prepare(sequence, chunk.end):
+                if chunk.drafts:  # a guess is not worth anybody's place
+                    chunk.drop_drafts()
+                    continue
                 victim = self._victim()
                 budget += self._preempt(victim, step)
                 if victim is sequence:
@@ -230,13 +259,19 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 step.chunks.append(chunk)
                 budget -= chunk.count
+                spare -= len(chunk.drafts)
                 background -= chunk.count if batch_prefill else 0
         return budget
+
+    def _rows_for_drafts(self, decodes: list[Sequence]) -> int:
+        """Rows that drafts may add to this step, so that every decode still gets its own."""
+        most = min(self.limits.max_draft_rows, self.limits.max_batch_tokens)
+        return max(0, most - len(decodes))
 
     def _grow(self, step: Step, budget: int) -> None:
         """Give the tokens that are left to the prefill chunks of this step, as far as memory goes."""
         for chunk in step.chunks:
-            more = min(budget, len(chunk.sequence) - chunk.end)
+            more = min(budget, len(chunk.sequence) - chunk.known_end)
             if more > 0 and self.memory.prepare(chunk.sequence, chunk.end + more):
                 chunk.count += more
                 chunk.sample = chunk.end == len(chunk.sequence)

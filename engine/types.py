@@ -270,7 +270,10 @@ class EngineConfig:
     #: Switch off to compare with an engine without sharing; nothing else changes.
     sharing: bool = True
     shared_pass: bool = True
+    #: Verify tokens drafted from the text at hand: fewer steps where answers repeat it, same answers.
     speculation: bool = False
+    #: Rows of a step up to which drafts are added: beyond, an extra row costs as much as a token.
+    draft_rows: int = 24
     threads: int | None = None
     seed: int = 0
     extra: dict[str, str] = field(default_factory=dict)
