@@ -75,6 +75,8 @@ class Settings(BaseSettings):
     max_queued: int = Field(256, ge=1)
     threads: int | None = Field(None, ge=1)
     sharing: bool = True
+    #: Draft answers from the text at hand and verify several tokens a step; the answers stay the same.
+    speculation: bool = False
 
     instructions: str = Field(DEFAULT_INSTRUCTIONS, min_length=1, max_length=8_000)
     search_results: int = Field(5, ge=1, le=50)
@@ -104,6 +106,7 @@ class Settings(BaseSettings):
     max_storage: Size = Field(20 * 2**30, ge=1)
     conversation_idle_s: float = Field(15 * 60, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     @property
     def max_body_bytes(self) -> int:
@@ -140,6 +143,7 @@ class Settings(BaseSettings):
             pool_share_per_principal=self.pool_share_per_person,
             threads=self.threads,
             sharing=self.sharing,
+            speculation=self.speculation,
         )
 
 
