@@ -122,6 +122,16 @@ class Knowledge:
         """Whether the hits look as if they held the answer (see `rag.gate`)."""
         return (await self._library.answerability(query, hits, readable)).answerable
 
+    async def passage(self, principal: Principal, reference: Reference) -> tuple[Source, DocumentText]:
+        """A reference with the whole document that it points into, authorised anew.
+
+        Raises `NotFoundHere` where the document is gone, was replaced or may no longer be read.
+        """
+        document = await self.document(await self._store.readable(principal), reference.document_id)
+        if document.version != reference.version:
+            raise NotFoundHere("This document has been replaced since the answer was written.")
+        return self._source(reference, document), document
+
     async def sources(self, principal: Principal, references: Iterable[Reference]) -> tuple[Source, ...]:
         """The shown ones of a stored answer's references, authorised anew (see `sources_in`)."""
         return await self.sources_in(await self._store.readable(principal), shown_of(references))
@@ -155,6 +165,7 @@ class Knowledge:
             page=section.page,
             section=section.title or None,
             verdict=reference.verdict,
+            found=reference.found,
         )
 
     # -- changing ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
 from app.settings import Settings
-from app.store import Message, Reference, Zone
+from app.store import Message, Ranking, Reference, Zone
 from engine.errors import ContextTooLong
 from engine.types import Scope, Segment
 from rag.cite import attribute
@@ -57,10 +57,12 @@ class Span:
         """Tells the stretches of one document apart, in their order."""
         return (self.start << 32) | self.stop
 
-    def reference(self, number: int, zone: Zone, verdict: str | None = None) -> Reference:
+    def reference(
+        self, number: int, zone: Zone, verdict: str | None = None, found: Ranking | None = None
+    ) -> Reference:
         return Reference(
             number, self.document_id, self.version, self.collection_id, self.start, self.stop,
-            zone=zone, verdict=verdict,
+            zone=zone, verdict=verdict, found=found,
         )  # fmt: skip
 
 
@@ -73,6 +75,7 @@ class Placed:
     text: str
     #: For `rag.cite`, which calls what it compares passages.
     passage_id: int
+    found: Ranking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,10 @@ class Built:
     segments: tuple[Segment, ...]
     placed: tuple[Placed, ...]
     notes: tuple[str, ...] = ()
+
+
+#: A source that is shown: where, how the answer leans on it, how search found it.
+_Shown = tuple[Span, str, Ranking | None]
 
 
 class EngineResidency:
@@ -145,11 +152,13 @@ class Prompter:
         """
         notes: list[str] = []
         texts = await self._texts(readable, [*_spans_of(path), *(spans or ())])
+        found: dict[Span, Ranking] = {}
         if spans is None:
             asked = [message.text for message in path if message.role == "user"]
             asked += [turn.text for turn in earlier or () if turn.role == "user"]
             hits = await self._knowledge.search(readable, question, self._settings.search_results, asked)
-            wanted = await self._choose(readable, hits, texts)
+            found = await self._choose(readable, hits, texts)
+            wanted = list(found)
             kept = [s for s in _last_front(path) if texts.get(s.document_id) and s not in wanted]
             wanted += kept[: self._settings.kept_passages]
         else:
@@ -186,7 +195,8 @@ class Prompter:
         by_key = {(s.document_id, s.part): s for s in wanted}
         standing: list[tuple[Zone, PromptDocument]] = [("front", d) for d in prompt.documents]
         standing += [("appended", d) for d in prompt.appended]
-        placed = [Placed(by_key[d.key], zone, d.text, n) for n, (zone, d) in enumerate(standing)]
+        placed = [Placed(by_key[d.key], zone, d.text, n, found.get(by_key[d.key]))
+                  for n, (zone, d) in enumerate(standing)]  # fmt: skip
         return Built(tuple(engine_segment(s) for s in prompt.segments), tuple(placed), tuple(notes))
 
     # -- what goes in ------------------------------------------------------------------------------------
@@ -202,9 +212,10 @@ class Prompter:
 
     async def _choose(
         self, readable: frozenset[str], hits: Sequence[Hit], texts: dict[str, DocumentText | None]
-    ) -> list[Span]:
-        """The best passages, each with its whole section where that is short enough, without repetition."""
-        chosen: list[Span] = []
+    ) -> dict[Span, Ranking]:
+        """The best passages, each with its whole section where that is short enough, without repetition;
+        best first, each with how its best hit was found."""
+        chosen: dict[Span, Ranking] = {}
         for hit in hits:
             if len(chosen) == self._settings.prompt_passages:
                 break
@@ -222,8 +233,7 @@ class Prompter:
             if section is not None and section.end - section.start <= self._settings.section_chars:
                 start, stop = section.start, section.end
             span = Span(hit.document_id, hit.version, hit.collection_id, start, stop)
-            if span not in chosen:
-                chosen.append(span)
+            chosen.setdefault(span, Ranking(hit.score, tuple(hit.ranks.items())))
         return chosen
 
     def _history(
@@ -253,14 +263,16 @@ class Prompter:
         then what stood in the prompt."""
         shown = await asyncio.to_thread(self._cited, answer, built.placed)
         if not shown:
-            shown = [(placed.span, "unsupported") for placed in built.placed]
-        references = [span.reference(n, "", verdict) for n, (span, verdict) in enumerate(shown, 1)]
+            shown = [(placed.span, "unsupported", placed.found) for placed in built.placed]
+        references = [
+            span.reference(n, "", verdict, found) for n, (span, verdict, found) in enumerate(shown, 1)
+        ]
         references += [p.span.reference(len(shown) + n, p.zone) for n, p in enumerate(built.placed, 1)]
         return tuple(references)
 
     @staticmethod
-    def _cited(answer: str, placed: Sequence[Placed]) -> list[tuple[Span, str]]:
-        found: list[tuple[Span, str]] = []
+    def _cited(answer: str, placed: Sequence[Placed]) -> list[_Shown]:
+        found: list[_Shown] = []
         for sentence in attribute(answer, placed):
             if sentence.source is None:
                 continue
@@ -268,16 +280,17 @@ class Prompter:
             start, stop = _surroundings(source.text, sentence.source_start, sentence.source_end)
             base = source.span.start
             span = replace(source.span, start=base + start, stop=base + stop)
-            for index, (other, verdict) in enumerate(found):
+            for index, (other, verdict, ranking) in enumerate(found):
                 same = other.document_id == span.document_id and other.version == span.version
                 if same and span.start < other.stop and other.start < span.stop:
                     joined = replace(
                         other, start=min(other.start, span.start), stop=max(other.stop, span.stop)
                     )
-                    found[index] = (joined, max(verdict, sentence.verdict, key=_STRENGTH.index))
+                    strongest = max(verdict, sentence.verdict, key=_STRENGTH.index)
+                    found[index] = (joined, strongest, ranking)
                     break
             else:
-                found.append((span, sentence.verdict))
+                found.append((span, sentence.verdict, source.found))
         found.sort(key=lambda item: -_STRENGTH.index(item[1]))
         return found[:_MAX_SOURCES]
 

@@ -55,8 +55,18 @@ CREATE TABLE app_references (
 CREATE INDEX app_references_document ON app_references (document_id);
 """
 
+_RANKS = "ALTER TABLE app_references ADD COLUMN found TEXT"
+
 #: A version, once released, is never edited.
-MIGRATIONS: tuple[Migration, ...] = (Migration("app", 1, _SCHEMA),)
+MIGRATIONS: tuple[Migration, ...] = (Migration("app", 1, _SCHEMA), Migration("app", 2, _RANKS))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How search found a passage: its fused score and each leg's rank from 1 ("dense", "lexical")."""
+
+    score: float
+    ranks: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,8 @@ class Reference:
 
     `zone` says where the model was given it: "front" (shared, before the history), "appended" (private,
     before the question); "" marks a passage that is shown as a source. `verdict` is `rag.cite`'s word for how
-    the answer leans on it.
+    the answer leans on it. `found` is None where the passage was not searched for (chosen, or kept from an
+    earlier turn).
     """
 
     number: int
@@ -77,6 +88,7 @@ class Reference:
     passage_id: int | None = None
     zone: Zone = ""
     verdict: str | None = None
+    found: Ranking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +242,7 @@ class Store:
                 ),
             )
             c.executemany(
-                "INSERT INTO app_references VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO app_references VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [
                     (
                         made.id,
@@ -243,6 +255,7 @@ class Store:
                         r.stop,
                         r.zone,
                         r.verdict,
+                        _pack(r.found),
                     )
                     for r in references
                 ],
@@ -272,6 +285,17 @@ class Store:
 
         return await self._read(read)
 
+    async def find(self, principal: Principal, message_id: str) -> tuple[Conversation, Message]:
+        """One of the principal's messages with its conversation; raises `NotFoundHere` for any other."""
+
+        def read(c: sqlite3.Connection) -> tuple[Conversation, Message]:
+            sql = "SELECT conversation_id FROM app_messages WHERE id = ?"
+            row = c.execute(sql, (message_id,)).fetchone()
+            conversation = _owned(c, principal, row[0] if row else "")
+            return conversation, _load(c, _message_row(c, conversation.id, message_id))
+
+        return await self._read(read)
+
     async def siblings(self, principal: Principal, conversation_id: str, message_id: str) -> list[str]:
         """Ids of the messages under the same parent, oldest first: the alternatives of a branch point."""
 
@@ -292,6 +316,17 @@ class Store:
 
 def _new_id() -> str:
     return secrets.token_hex(12)
+
+
+def _pack(found: Ranking | None) -> str | None:
+    return None if found is None else json.dumps([found.score, found.ranks])
+
+
+def _unpack(packed: str | None) -> Ranking | None:
+    if packed is None:
+        return None
+    score, ranks = json.loads(packed)
+    return Ranking(score, tuple((leg, rank) for leg, rank in ranks))
 
 
 def _title(text: str) -> str:
@@ -324,11 +359,12 @@ def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[
 def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:
     id, parent_id, role, text, tokens, model, status, created, receipt = row
     sql = (
-        "SELECT number, document_id, version, collection_id, start, stop, passage_id, zone, verdict "
-        "FROM app_references WHERE message_id = ? ORDER BY number"
+        "SELECT number, document_id, version, collection_id, start, stop, passage_id, zone, verdict, "
+        "found FROM app_references WHERE message_id = ? ORDER BY number"
     )
     references = tuple(
-        Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8]) for r in c.execute(sql, (id,))
+        Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], _unpack(r[9]))
+        for r in c.execute(sql, (id,))
     )
     ids: tuple[int, ...] | None = None
     if tokens is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from app.store import Message
+from app.store import Message, Ranking
 
 StageName = Literal["searching", "waiting", "reading", "writing"]
 
@@ -13,7 +13,7 @@ StageName = Literal["searching", "waiting", "reading", "writing"]
 @dataclass(frozen=True, slots=True)
 class Source:
     """One numbered source as it is shown. `text` is "" and `available` False where the document is gone or
-    may no longer be read: a tombstone. `ranks` and `score` say how search found it (None when reloaded)."""
+    may no longer be read: a tombstone. `found` says how search found it, if it did."""
 
     number: int
     document_id: str
@@ -22,7 +22,7 @@ class Source:
     page: int | None = None
     section: str | None = None
     verdict: str | None = None
-    score: float | None = None
+    found: Ranking | None = None
     available: bool = True
 
 

@@ -14,6 +14,7 @@ from gradio.components import Navbar
 from app.dashboard.page import build_dashboard
 from app.errors import AppError
 from app.knowledge import suggested_questions
+from app.pages.desk import build_desk
 from app.pages.handlers import SEARCH_ALL, ChatHandlers
 from app.pages.library_panel import LibraryHandlers
 from app.runtime import Runtime
@@ -72,6 +73,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=["copy", "copy_all"],
                     feedback_options=None, autoscroll=True, reasoning_tags=None,
                 )  # fmt: skip
+                build_desk(runtime)
                 with gr.Row(visible=False, elem_id="cr-branches") as branches:
                     previous = gr.Button("‹", size="sm", min_width=40, scale=0)
                     branch_note = gr.Markdown("")

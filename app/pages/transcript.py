@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from app import receipts, render
-from app.store import Message
+from app.store import Message, Ranking
 from app.updates import Source
 
 Entry = dict[str, Any]
 
+#: What a click on a source asks for; `desk.js` reads it. Ids are of our own making: hexadecimal.
+SOURCE_LINK = "#cr-source-{message}-{number}"
+_MARKS = {"verified": "✓ verified", "similar": "≈ similar", "unsupported": "? unsupported"}
 _VERDICTS = (
     ("verified", "the answer states what this passage says"),
     ("similar", "close to what the answer says; check it"),
@@ -40,8 +43,9 @@ def answer_entries(message: Message, sources: Sequence[Source], notes: Sequence[
     text = render.answer(message.text) if message.text.strip() else "*No text was written.*"
     extra = [note for status, note in _STATUS_NOTES if status == message.status]
     extra += [f"*{render.plain(note)}*" for note in notes]
+    extra += [" ".join(_chip(source, message.id) for source in sources)] if sources else []
     entries: list[Entry] = [{"role": "assistant", "content": "\n\n".join([text, *extra])}]
-    entries += source_entries(sources)
+    entries += source_entries(sources, message.id)
     if message.receipt is not None:
         entries.append(
             {
@@ -53,11 +57,29 @@ def answer_entries(message: Message, sources: Sequence[Source], notes: Sequence[
     return entries
 
 
-def source_entries(sources: Sequence[Source]) -> list[Entry]:
-    """One folded entry that holds all sources with the text that the model was given."""
+def verdict_words(verdict: str | None) -> str:
+    """How an answer leans on a passage, with what the word means; "" where nothing was compared."""
+    return next((f"{word}: {meaning}" for word, meaning in _VERDICTS if word == verdict), "")
+
+
+def how_found(found: Ranking) -> str:
+    """How search found a passage, in words: "search: dense rank 1, lexical rank 2, score 0.049"."""
+    ranks = [f"{leg} rank {rank}" for leg, rank in found.ranks]
+    return "search: " + ", ".join([*ranks, f"score {found.score:.3f}"])
+
+
+def _chip(source: Source, message: str) -> str:
+    """A source on one short line under the answer; a click opens the document there."""
+    mark = _MARKS.get(source.verdict or "", "")
+    words = f"{source.number} {render.one_line(source.title, 40)}" + (f" · {mark}" if mark else "")
+    return f"[{words}]({SOURCE_LINK.format(message=message, number=source.number)})"
+
+
+def source_entries(sources: Sequence[Source], message: str | None = None) -> list[Entry]:
+    """One folded entry that holds all sources with their text; they open in the answer `message`."""
     if not sources:
         return []
-    blocks = [_source(source) for source in sources]
+    blocks = [_source(source, message) for source in sources]
     titles = list(dict.fromkeys(source.title for source in sources))
     names = ", ".join(render.one_line(title, 40) for title in titles[:3])
     more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
@@ -71,13 +93,16 @@ def source_entries(sources: Sequence[Source]) -> list[Entry]:
     ]
 
 
-def _source(source: Source) -> str:
+def _source(source: Source, message: str | None) -> str:
     head = f"**{source.number}. {render.one_line(source.title)}**"
+    if message is not None and source.available:
+        head = f"[{head}]({SOURCE_LINK.format(message=message, number=source.number)})"
     if not source.available:
         return f"{head}\n\n*This document was deleted or is no longer shared with you.*"
     where = [render.one_line(source.section)] if source.section else []
     where += [f"page {source.page}"] if source.page else []
-    where += [f"{verdict}: {meaning}" for verdict, meaning in _VERDICTS if verdict == source.verdict]
+    where += [words] if (words := verdict_words(source.verdict)) else []
+    where += [render.plain(how_found(source.found))] if source.found is not None else []
     line = f"\n\n{' · '.join(where)}" if where else ""
     shown = source.text if len(source.text) <= 6_000 else source.text[:6_000] + " …"
     quoted = "\n".join(f"> {part}" for part in render.plain(shown.strip()).split("\n"))

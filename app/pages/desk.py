@@ -1,0 +1,80 @@
+"""What the links in messages open: the document behind a source. See `desk.js` for the browser's side.
+
+The script's functions go past the queue; each resolves the principal from the request and believes nothing
+else that the browser sends. Errors come back as `{"error": sentence}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.errors import NotFoundHere
+from app.http_errors import sentence
+from app.pages import transcript
+from app.principal import Principal
+from app.runtime import Runtime
+
+_HERE = Path(__file__).parent
+#: Characters of the document that are sent on either side of a passage.
+AROUND_CHARS = 200_000
+
+Answer = dict[str, Any]
+
+
+def build_desk(runtime: Runtime) -> gr.HTML:
+    """The component, inside the Blocks that are being built."""
+    return gr.HTML(
+        "",
+        html_template=(_HERE / "desk.html").read_text(encoding="utf-8"),
+        js_on_load=(_HERE / "desk.js").read_text(encoding="utf-8"),
+        server_functions=[_served(runtime, fn) for fn in (source,)],
+        apply_default_css=False,
+        elem_id="cr-desk",
+    )
+
+
+def _served(
+    runtime: Runtime, fn: Callable[[Runtime, Principal, Answer], Awaitable[Answer]]
+) -> Callable[..., Awaitable[Answer]]:
+    async def served(asked: Any, request: gr.Request) -> Answer:
+        try:
+            if not isinstance(asked, dict):
+                raise NotFoundHere("There is nothing here.")
+            return await fn(runtime, runtime.principal(request.headers), asked)
+        except Exception as error:
+            return {"error": sentence(error)}
+
+    served.__name__ = fn.__name__  # what the script calls it by
+    return served
+
+
+async def source(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
+    """The document behind source `number` of the answer `message`.
+
+    Keys: `title`, `where` (section, page, how search found it), `verdict`, and the text in three parts, of
+    which `text` is the passage: `before`, `text`, `after`.
+    """
+    message, number = asked.get("message"), asked.get("number")
+    _, answer = await runtime.store.find(principal, message if isinstance(message, str) else "")
+    reference = next((r for r in answer.references if not r.zone and r.number == number), None)
+    if reference is None:
+        raise NotFoundHere("There is no such source under this answer.")
+    shown, document = await runtime.knowledge.passage(principal, reference)
+    start, stop = max(0, reference.start - AROUND_CHARS), reference.stop + AROUND_CHARS
+    before = document.text[start : reference.start]
+    after = document.text[reference.stop : stop]
+    where = [shown.section] if shown.section else []
+    where += [f"page {shown.page}"] if shown.page else []
+    where += [transcript.how_found(shown.found)] if shown.found is not None else []
+    return {
+        "title": shown.title,
+        "where": " · ".join(where),
+        "verdict": transcript.verdict_words(shown.verdict),
+        "before": f"…{before}" if start else before,
+        "text": shown.text,
+        "after": f"{after}…" if stop < len(document.text) else after,
+    }
