@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from app.errors import NoIdentity, NotAllowed, StillWarmingUp
+from app.errors import AppError, NoIdentity, NotAllowed, StillWarmingUp
 from app.keys import PREFIX, ApiKeys
 from app.principal import OWNER, CookieSigner, Principal, key_principal, require
 from app.settings import LOOPBACK_HOSTS, Settings
@@ -132,6 +132,21 @@ class Access:
             if presented is not None
             else "An API key is needed: send it as 'Authorization: Bearer KEY'."
         )
+
+    def require_watcher(self, caller: Caller) -> None:
+        """Lets programs of this machine, holders of its token and administrators see the server's figures;
+        raises `NotAllowed` for everybody else."""
+        settings = self._settings
+        if settings.open_to_all and from_this_machine(caller, settings.allowed_hosts):
+            return
+        doors: tuple[Door, ...] = ("command", "api", "page")
+        for door in doors:
+            try:
+                require_administrator(self.resolve(door, caller))
+                return
+            except AppError:
+                continue
+        raise NotAllowed("These figures are for administrators and for programs on this machine.")
 
     def _needs_no_key(self, presented: str) -> bool:
         """True where no key was ever asked for and this is none of ours (any more)."""

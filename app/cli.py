@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from app.cache_home import ensure_cache_home
+from app.cli_people import register
 from app.errors import AppError
 from app.settings import Settings, load_settings
 from engine.errors import EngineError
@@ -191,6 +192,9 @@ def doctor(as_json: Json = False, data_dir: DataDir = None) -> None:
             typer.echo(line)
     if report["problems"]:
         raise typer.Exit(1)
+
+
+register(app, _guarded)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ a principal, routes that the page does not need are closed, and a session hash b
 from __future__ import annotations
 
 import json
+import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -189,7 +190,7 @@ class GateMiddleware:
         if not self._settings.open_to_all:
             fresh = self._runtime.accounts.setup_token is not None
             return RedirectResponse("/set-up" if fresh else "/sign-in", 303, {"cache-control": "no-store"})
-        address = request.client.host if request.client else ""
+        address = _address(request)
         local = from_this_machine(request, self._settings.allowed_hosts)
         if _is_page(request) and not local and (wait := self._visitors.take(address)):
             raise TooMany("Too many new visitors come from your address.", wait)
@@ -223,6 +224,13 @@ class GateMiddleware:
                 if wait := self._uploads.take(who, size):
                     raise TooMany("You have sent as much as one person may send an hour.", wait)
         return receive
+
+
+def _address(request: Request) -> str:
+    """Where a visitor comes from. On a Space everybody comes through the Hub's proxy, which puts the address
+    that it saw last in the list; elsewhere uvicorn has seen to the proxies that are trusted."""
+    listed = request.headers.get("x-forwarded-for", "") if os.environ.get("SPACE_ID") else ""
+    return listed.rsplit(",", 1)[-1].strip() or (request.client.host if request.client else "")
 
 
 def _is_page(request: Request) -> bool:

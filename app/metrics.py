@@ -16,7 +16,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from app.access import from_this_machine, require_owner
 from app.memory_feed import STATES
 from app.runtime import Runtime
 
@@ -132,8 +131,7 @@ def metrics_router(runtime: Runtime) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
-        if not from_this_machine(request, runtime.settings.allowed_hosts):
-            require_owner(request, runtime.token)
+        runtime.access.require_watcher(request)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -1,9 +1,12 @@
-"""What `coread keys` does, in this process or through a server's door. Results have documented keys."""
+"""What `coread keys` and `coread accounts` do, in this process or through a server's door. Results have
+documented keys. The machine's owner may do all of this for everybody."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from app.accounts import Account, Accounts
+from app.errors import NotFoundHere, ValueRefused
 from app.keys import ApiKey, ApiKeys
 
 
@@ -11,22 +14,62 @@ def _key(key: ApiKey) -> dict[str, Any]:
     return {"id": key.id, "owner": key.owner, "name": key.name, "created": key.created, "used": key.used}
 
 
-class PeopleCommands:
-    """The machine's owner may do all of this for everybody."""
+def _account(account: Account) -> dict[str, Any]:
+    return {
+        "id": account.id,
+        "name": account.name,
+        "role": account.role,
+        "created": account.created,
+        "disabled": account.disabled,
+    }
 
-    def __init__(self, keys: ApiKeys) -> None:
-        self._keys = keys
+
+class PeopleCommands:
+    """One method a command; `run` finds it by name."""
+
+    def __init__(self, accounts: Accounts, keys: ApiKeys) -> None:
+        self._accounts, self._keys = accounts, keys
+
+    async def run(self, command: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Raises the product's own errors, `NotFoundHere` for an unknown command."""
+        match command:
+            case "keys/add":
+                return await self.add_key(_text(body, "name"), _text(body, "account") or None)
+            case "keys/list":
+                return {"keys": [_key(key) for key in self._keys.live()]}
+            case "keys/revoke":
+                await self._keys.revoke(_text(body, "id"))
+                return {"revoked": _text(body, "id")}
+            case "accounts/list":
+                return {"accounts": [_account(account) for account in self._accounts.accounts()]}
+            case "accounts/add":
+                role = "administrator" if body.get("administrator") is True else "reader"
+                made = await self._accounts.create(_text(body, "name"), _text(body, "password"), role)  # type: ignore[arg-type]
+                return _account(made)
+            case "accounts/password":
+                account = self._named(_text(body, "name"))
+                await self._accounts.set_password(account.id, _text(body, "password"))
+                return _account(account)
+        raise NotFoundHere(f"There is no command {command!r}.")
 
     async def add_key(self, name: str, account: str | None = None) -> dict[str, Any]:
-        """Keys: `id`, `owner`, `name`, `created`, `used` and, this once, `key`."""
-        made, secret = await self._keys.create(name)
+        """A key of an account, or without one a principal of its own.
+
+        Keys: `id`, `owner`, `name`, `created`, `used` and, this once, `key`.
+        """
+        owner = self._named(account).id if account else None
+        made, secret = await self._keys.create(name, owner)
         return _key(made) | {"key": secret}
 
-    def list_keys(self) -> dict[str, Any]:
-        """Keys: `keys`, each with `id`, `owner`, `name`, `created`, `used`."""
-        return {"keys": [_key(key) for key in self._keys.live()]}
+    def _named(self, name: str) -> Account:
+        found = [a for a in self._accounts.accounts() if a.name.casefold() == name.strip().casefold()]
+        if not found:
+            raise NotFoundHere(f"There is no account {name[:60]!r}.")
+        return found[0]
 
-    async def revoke_key(self, id: str) -> dict[str, Any]:
-        """Keys: `revoked`, the key's id."""
-        await self._keys.revoke(id)
-        return {"revoked": id}
+
+def _text(body: dict[str, Any], name: str) -> str:
+    value = body.get(name) or ""
+    if not isinstance(value, str) or len(value) > 1_000:
+        raise ValueRefused(f"{name} must be a text of at most 1,000 characters.")
+    return value

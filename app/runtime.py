@@ -330,6 +330,11 @@ class Runtime:
         self._opened().announce(url)
 
     @property
+    def upload_dir(self) -> Path:
+        """Where Gradio puts what a browser sends, until a handler takes it."""
+        return self._opened().tmp / "gradio"
+
+    @property
     def access(self) -> Access:
         if self._access is None:
             raise StillWarmingUp("The data directory is not open.")

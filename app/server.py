@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -15,15 +16,18 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from app import http_errors
+from app.access import from_this_machine
 from app.account_pages import account_router
 from app.admin_api import admin_router
 from app.demo_command import demo_router
 from app.errors import PortUnavailable
 from app.gate import GateMiddleware
+from app.lifecycle import PatientProtocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
 from app.openai_api import openai_router
 from app.people_api import people_router
 from app.principal import IdentityMiddleware
+from app.request_log import RequestLogMiddleware, configure_logging
 from app.runtime import Runtime
 from app.security import BodyLimitMiddleware, HeadersMiddleware
 
@@ -70,9 +74,11 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         runtime.start()
+        sweeping = asyncio.create_task(sweep_forever(runtime.upload_dir), name="coread-sweep")
         try:
             yield
         finally:
+            sweeping.cancel()
             await runtime.stop()
 
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
@@ -102,6 +108,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     mounted.add_middleware(GateMiddleware, runtime=runtime)
     mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
+    mounted.add_middleware(RequestLogMiddleware)
     return mounted
 
 
@@ -119,6 +126,8 @@ def _add_health(app: FastAPI, runtime: Runtime) -> None:
     async def memory(request: Request, conversation: str = "") -> dict[str, Any]:
         """What the page's memory panel gets. `conversation` must be the caller's own."""
         mine = None
+        if not from_this_machine(request, runtime.settings.allowed_hosts):
+            runtime.identify("page", request)  # counts only, but of people who may not be anybody's business
         if conversation and runtime.ready:
             principal = runtime.principal(request.headers)
             mine = (await runtime.store.conversation(principal, conversation)).id
@@ -131,11 +140,8 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
     Raises `PortUnavailable`, `DataDirUnusable` or `DataDirLocked` before anything is loaded.
     """
     settings = runtime.settings
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for noisy in ("httpx", "sentence_transformers", "transformers"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    configure_logging(settings.log_level, settings.log_format)
+    raise_file_limit()
     listener = bind(settings.host, settings.port)
     try:
         data_dir = runtime.open()
@@ -148,6 +154,8 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
         )
         if announce:
             print(announce, flush=True)
+        # Gradio's copies of uploads lie where only this user can look, and are gone after a restart.
+        os.environ["GRADIO_TEMP_DIR"] = str(runtime.upload_dir)
         if demo is None:
             from app.pages.build import build_demo
 
@@ -158,6 +166,8 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
             access_log=False,
             proxy_headers=True,
             timeout_graceful_shutdown=5,
+            http=PatientProtocol,
+            log_config=None,
             h11_max_incomplete_event_size=64 * 1024,
         )
         uvicorn.Server(config).run(sockets=[listener])

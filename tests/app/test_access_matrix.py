@@ -242,9 +242,15 @@ async def test_a_revoked_key_opens_nothing(world: World, client: httpx.AsyncClie
         ("POST", "/api/admin/ask", {"question": "x"}),
         ("POST", "/api/admin/search", {"query": "x"}),
         ("POST", "/api/admin/ingest", {"collection": "c", "name": "n", "data": ""}),
-        ("POST", "/api/admin/keys", {"name": "n"}),
+        ("POST", "/api/admin/keys/add", {"name": "n"}),
         ("POST", "/api/admin/keys/list", {}),
         ("POST", "/api/admin/keys/revoke", {"id": "n"}),
+        (
+            "POST",
+            "/api/admin/accounts/add",
+            {"name": "n", "password": "correct horse", "administrator": True},
+        ),
+        ("POST", "/api/admin/accounts/password", {"name": "n", "password": "correct horse"}),
     ],
 )
 async def test_no_cookie_and_no_key_opens_the_commands_door(

@@ -128,13 +128,13 @@ async def test_the_first_key_closes_the_keyless_door_to_wrong_ones(
 
 async def test_commands_make_list_and_revoke_keys(runtime: Runtime, client: httpx.AsyncClient) -> None:
     door = {"x-coread-token": runtime.token}
-    made = (await client.post("/api/admin/keys", json={"name": "script"}, headers=door)).json()
+    made = (await client.post("/api/admin/keys/add", json={"name": "script"}, headers=door)).json()
     assert set(made) == {"id", "owner", "name", "created", "used", "key"}
     listed = (await client.post("/api/admin/keys/list", json={}, headers=door)).json()
     assert [k["id"] for k in listed["keys"]] == [made["id"]]
     assert made["key"] not in str(listed)
     assert (await client.get("/v1/models", headers={"authorization": f"Bearer {made['key']}"})).is_success
-    assert (await client.post("/api/admin/keys", json={"name": "x"})).status_code == 403
+    assert (await client.post("/api/admin/keys/add", json={"name": "x"})).status_code == 403
     gone = await client.post("/api/admin/keys/revoke", json={"id": made["id"]}, headers=door)
     assert gone.is_success
     assert runtime.keys.live() == []
