@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -216,6 +216,8 @@ class Ledger:
         self._peak_saved_blocks = 0
         self._open: OrderedDict[str, _Stored] = OrderedDict()
         self._number = 0
+        self._last: MemorySnapshot | None = None
+        self._last_change: tuple[int, ...] = ()
         memory.on_release = self._store
         memory.on_admit = self._take_over
 
@@ -400,10 +402,42 @@ class Ledger:
             tpot=self.tpot.value(),
         )
 
+    def _change(self) -> tuple[int, ...]:
+        """Equal at two moments only if no block, page table, row or line changed in between."""
+        memory, pool = self.memory, self.memory.pool
+        return (
+            self.scheduler.counters.steps,
+            len(self.scheduler.waiting),
+            memory.events.number,
+            memory.tree.version,
+            len(memory.tree.pinned),
+            pool.entries,
+            pool.held,
+            pool.soft_entries,
+            pool.free,
+            len(self._open),
+            self.answers,
+        )
+
     def snapshot(self) -> MemorySnapshot:
-        """Everything at this moment. Costs one pass over the page tables."""
-        pool = self.memory.pool
+        """Everything at this moment. Costs one pass over the page tables where anything has changed since the
+        last one; where nothing has, only the clock goes on and the rest is shared with it."""
         self._number += 1
+        change = self._change()
+        if self._last is not None and change == self._last_change:
+            self._last = replace(
+                self._last,
+                number=self._number,
+                since_start=self.since_start(),
+                history=self.history.samples(),
+                at=self.now,
+            )
+        else:
+            self._last, self._last_change = self._snapshot(), change
+        return self._last
+
+    def _snapshot(self) -> MemorySnapshot:
+        pool = self.memory.pool
         running, totals_running = self._view("running")
         opened, totals_open = self._view("open")
         held = pool.reader_count > 0

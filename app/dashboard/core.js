@@ -69,11 +69,15 @@ function surface(name, height) {
   const width = canvas.parentElement.clientWidth;
   if (!width) return null;
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.height = `${height}px`;
+  const wide = Math.round(width * ratio), high = Math.round(height * ratio);
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+    canvas.style.height = `${height}px`;
+  }
   const context = canvas.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
   context.font = "12px system-ui, sans-serif";
   return { canvas, context, width, height };
 }
@@ -83,6 +87,15 @@ function fitted(context, value, room) {
   let cut = value.length;
   while (cut > 1 && context.measureText(`${value.slice(0, cut)}…`).width > room) cut = Math.floor(cut * 0.8);
   return cut > 2 ? `${value.slice(0, cut)}…` : "";
+}
+
+// Rebuilds a list of elements only where what it would say has changed.
+const listed = new Map();
+function list(name, said, build) {
+  const key = JSON.stringify(said);
+  if (listed.get(name) === key) return;
+  listed.set(name, key);
+  $(name).replaceChildren(...said.map(build));
 }
 
 async function inflate(packed) {

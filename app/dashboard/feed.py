@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import time
 import zlib
 from collections import OrderedDict
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
     from app.runtime import Runtime
     from engine.block_events import BlockEvent
     from engine.ledger import MemorySnapshot
+    from engine.tree_picture import TreePicture
 
 #: Events older than this many are not flashed: a page that was hidden shows what is, not what has been.
 MAX_EVENTS = 400
+#: How old an update may be: the page asks once or twice a second.
+LOOK_S = 0.5
+TREE_S = 1.0
 #: How long a viewer's list of documents and conversations is good for.
 NAMES_S = 2.0
 MAX_VIEWERS = 1_000
@@ -68,8 +73,8 @@ class Shared:
 
     snapshot: MemorySnapshot
     map: str
-    shares_running: dict[str, int]
-    shares_open: dict[str, int]
+    running: tables.Rows
+    open: tables.Rows
     history: list[list[float]]
     what_if: dict[str, Any] | None
     events: list[BlockEvent] = field(default_factory=list)
@@ -93,11 +98,16 @@ class DashboardFeed:
         self._looked_at = float("-inf")
         self._looking = asyncio.Lock()
         self._names: OrderedDict[str, Names] = OrderedDict()
+        self._picture: TreePicture | None = None
+        self._picture_number = 0
+        self._pictured: list[str] = []
+        self._pictured_at = float("-inf")
+        self._trees: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def shared(self) -> Shared:
-        """The newest snapshot with what all viewers get of it, at most a quarter of a second old."""
+        """The newest snapshot with what all viewers get of it, at most `LOOK_S` old."""
         async with self._looking:
-            if self._shared is None or time.monotonic() - self._looked_at >= 0.25:
+            if self._shared is None or time.monotonic() - self._looked_at >= LOOK_S:
                 self._shared = await asyncio.to_thread(self._look, self._shared)
                 self._looked_at = time.monotonic()
             return self._shared
@@ -106,12 +116,16 @@ class DashboardFeed:
         snapshot = self._runtime.engine.memory()
         if before is not None and before.snapshot is snapshot:
             return before
+        history = tables.history(snapshot)
+        if before is not None and before.snapshot.running is snapshot.running:
+            # Nothing but the time has changed (see `Ledger.snapshot`).
+            return replace(before, snapshot=snapshot, history=history)
         return Shared(
             snapshot=snapshot,
             map=compact_map(snapshot),
-            shares_running=tables.shares(snapshot.running),
-            shares_open=tables.shares(snapshot.open),
-            history=tables.history(snapshot),
+            running=tables.all_rows(snapshot.running, snapshot.running),
+            open=tables.all_rows(snapshot.open, snapshot.running),
+            history=history,
             what_if=what_if(snapshot),
             events=self._runtime.engine.events(snapshot.event_number - MAX_EVENTS),
         )
@@ -138,8 +152,8 @@ class DashboardFeed:
 
     async def read(self, principal: Principal | None, asked: Mapping[str, Any]) -> dict[str, Any]:
         """One update. `asked`: `conversation` (one of the viewer's own), `after` (the last event number that
-        it has seen), `history`, `tree` and `pages` (whether it wants them). Whatever else the browser sends
-        is left alone.
+        it has seen), `history` and `pages` (whether it wants them), `tree` (there if it wants it: the key of
+        the tree that it has). Whatever else the browser sends is left alone.
         """
         runtime = self._runtime
         status = {"engine": runtime.status(), "demo": runtime.demo.status(principal)}
@@ -158,8 +172,8 @@ class DashboardFeed:
             "conversation": mine,
             "own": [{"id": id, "title": title} for id, title in names.own.items() if id in snapshot.open],
             "rows": {
-                "running": tables.table(snapshot.running, shared.shares_running, names.own, snapshot.running),
-                "open": tables.table(snapshot.open, shared.shares_open, names.own, snapshot.running),
+                "running": tables.table(shared.running, names.own),
+                "open": tables.table(shared.open, names.own),
             },
             "event_number": snapshot.event_number,
             "flash": flashes([e for e in shared.events if e.number > since]),
@@ -168,14 +182,38 @@ class DashboardFeed:
         }
         if asked.get("history"):
             out["history"] = shared.history
-        if asked.get("tree"):
-            picture = await asyncio.to_thread(runtime.engine.tree)
-            ids = frozenset(snapshot.blocks_of(mine)) if mine else frozenset()
-            out["tree"] = tables.tree_json(picture, snapshot.block_bytes, names.titles, ids)
+        if "tree" in asked:
+            out |= await self._tree(asked["tree"], snapshot, names.titles, mine)
         if asked.get("pages") and mine is not None:
             views = await asyncio.to_thread(runtime.engine.page_tables, mine)
             out["pages"] = tables.page_tables_json(views)
         return out
+
+    async def _tree(
+        self, known: object, snapshot: MemorySnapshot, titles: Mapping[str, str], mine: str | None
+    ) -> dict[str, Any]:
+        """`tree` and `tree_key`, unless the viewer has just these; shared by viewers who see the same."""
+        picture = self._picture
+        if picture is None or time.monotonic() - self._pictured_at >= TREE_S:
+            picture = await asyncio.to_thread(self._runtime.engine.tree)
+            self._pictured_at = time.monotonic()
+        if picture is not self._picture:
+            if picture != self._picture:
+                self._picture_number += 1
+                self._trees.clear()
+            self._picture = picture
+            self._pictured = sorted(frozenset[str]().union(*(node.documents for node in picture.nodes)))
+        ids = frozenset(snapshot.blocks_of(mine)) if mine else frozenset()
+        labels = {id: titles[id] for id in self._pictured if id in titles}
+        viewer = hashlib.sha256(repr((list(labels.items()), sorted(ids))).encode()).hexdigest()[:16]
+        key = f"{self._picture_number}-{viewer}"
+        if key == known:
+            return {}
+        if key not in self._trees:
+            self._trees[key] = tables.tree_json(picture, snapshot.block_bytes, labels, ids)
+            while len(self._trees) > 64:
+                self._trees.popitem(last=False)
+        return {"tree": self._trees[key], "tree_key": key}
 
     async def block(self, principal: Principal | None, block: object) -> dict[str, Any] | None:
         """What the pointer is on: readers as counts, documents by name only to those who may read them."""

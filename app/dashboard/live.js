@@ -1,6 +1,6 @@
 // Polling, controls and replays. One update in flight at a time; nothing while the page is hidden.
 
-const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", replay: null, turn: 0 };
+const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", tree: "", replay: null, turn: 0 };
 
 async function show(feed) {
   const { engine, demo } = feed;
@@ -12,7 +12,10 @@ async function show(feed) {
   if (!feed.map) return;
   state.cells = await inflate(feed.map.packed);
   state.feed = feed;
-  if (feed.tree) state.tree = feed.tree;
+  if (feed.tree) {
+    state.tree = feed.tree;
+    live.tree = live.replay ? "" : feed.tree_key;
+  }
   if (feed.pages || !feed.conversation) state.pages = feed.pages || null;
   if (feed.history) state.history = feed.history;
   showChoices();
@@ -48,7 +51,8 @@ async function poll() {
   }
   const turn = live.turn++;
   try {
-    const feed = await server.look({ conversation: live.chosen, after: live.seen, tree: turn % 2 === 0, pages: true, history: turn % 5 === 0 });
+    const feed = await server.look({ conversation: live.chosen, after: live.seen, pages: true,
+      history: turn % 5 === 0, ...(turn % 2 === 0 ? { tree: live.tree } : {}) });
     if (live.replay) return;
     live.seen = feed.event_number;
     await show(feed);
@@ -100,6 +104,7 @@ function stopReplay() {
   live.replay = null;
   live.seen = undefined;
   live.turn = 0;
+  live.tree = "";
   $("recording").hidden = true;
   text("replay", "Play the recording");
   state.tree = state.pages = state.history = null;

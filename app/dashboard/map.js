@@ -4,7 +4,13 @@
 const map = { cell: 1, columns: 1, rows: 1, ratio: 1, image: null, buffer: document.createElement("canvas") };
 const FREE = 0, PINNED = 5;
 const STATE_WORDS = ["free", "being written by one reader", "held and shareable", "kept for reuse", "an open tail, kept for reuse", "pinned"];
-const readersOf = (code) => (state.view === "running" ? Math.floor(code / 5) % 5 : code % 5);
+
+const READERS = { running: new Uint8Array(256), open: new Uint8Array(256) };
+for (let code = 0; code < 150; code++) {
+  READERS.running[code] = Math.floor(code / 5) % 5;
+  READERS.open[code] = code % 5;
+}
+const readersOf = (code) => READERS[state.view][code];
 
 function lookup() {
   const c = colours();
@@ -45,12 +51,13 @@ function drawMap() {
   const cells = state.cells, total = cells.length;
   if (!layMap(total)) return;
   const table = lookup(), pixels = new Uint32Array(map.image.data.buffer);
+  const readers = READERS[state.view];
   let shared = 0, named = 0;
   for (let block = 0; block < total; block++) {
-    pixels[block] = table[cells[block]];
-    const readers = readersOf(cells[block]);
-    named += readers > 0;
-    shared += readers > 1;
+    const code = cells[block], count = readers[code];
+    pixels[block] = table[code];
+    if (count > 0) named++;
+    if (count > 1) shared++;
   }
   pixels.fill(0, total);
   map.buffer.getContext("2d").putImageData(map.image, 0, 0);

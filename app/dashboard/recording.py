@@ -41,14 +41,15 @@ class Recorder:
         self._feed, self.every_s = feed, every_s
         self.frames: list[dict[str, Any]] = []
         self._seen: int | None = None
+        self._tree = ""
 
     async def take(self) -> None:
         """Keep the feed as it is now."""
-        asked: dict[str, Any] = {"tree": True, "pages": True, "history": True}
+        asked: dict[str, Any] = {"tree": self._tree, "pages": True, "history": True}
         if self._seen is not None:
             asked["after"] = self._seen
         frame = await self._feed.read(None, asked)
-        self._seen = frame.get("event_number")
+        self._seen, self._tree = frame.get("event_number"), frame.get("tree_key", self._tree)
         self.frames.append(frame)
 
     async def run(self) -> None:

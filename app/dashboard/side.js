@@ -60,17 +60,19 @@ function showChoices() {
 function showRows() {
   const names = { other: "somebody", system: "the engine itself" };
   let others = 0;
-  $("rows").replaceChildren(...state.feed.rows[state.view].map((row) => {
+  const said = state.feed.rows[state.view].map((row) => [
+    row.kind, row.running,
+    row.kind === "own" ? row.title : row.kind === "rest" ? plural(row.count, "other conversation") : row.kind === "other" ? `somebody ${++others}` : names[row.kind],
+    number(row.blocks), number(row.shared_blocks), bytes(row.unshared_bytes), bytes(row.fair_share_bytes), bytes(row.saved_bytes)]);
+  list("rows", said, ([kind, running, name, ...figures]) => {
     const line = make("tr", "");
-    line.dataset.kind = row.kind;
-    const name = row.kind === "own" ? row.title : row.kind === "rest" ? plural(row.count, "other conversation") : row.kind === "other" ? `somebody ${++others}` : names[row.kind];
-    const first = make("td", "");
-    const dot = make("span", "", row.running ? "cd-dot cd-on" : "cd-dot");
-    dot.title = row.running ? "running" : "open";
+    line.dataset.kind = kind;
+    const first = make("td", ""), dot = make("span", "", running ? "cd-dot cd-on" : "cd-dot");
+    dot.title = running ? "running" : "open";
     first.append(dot, name);
-    line.append(first, ...[number(row.blocks), number(row.shared_blocks), bytes(row.unshared_bytes), bytes(row.fair_share_bytes), bytes(row.saved_bytes)].map((v) => make("td", v)));
+    line.append(first, ...figures.map((value) => make("td", value)));
     return line;
-  }));
+  });
 }
 
 function drawChart() {

@@ -7,7 +7,9 @@ of a demonstration, which are nobody's), `titles` the documents that the viewer 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,8 +44,31 @@ def shares(rows: Mapping[str, Row]) -> dict[str, int]:
     return dict(zip(names, whole_parts([rows[name].fair_share for name in names]), strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one view, made once for all viewers: by name, largest first, and the sums over all."""
+
+    by_name: dict[str, dict[str, Any]]
+    sums: dict[str, int]
+
+
+_SUMMED = (
+    "sequences", "tokens", "blocks", "shared_blocks", "reserved_bytes", "unshared_bytes", "fair_share_bytes",
+    "saved_bytes", "count",
+)  # fmt: skip
+
+
+def all_rows(rows: Mapping[str, Row], running: Mapping[str, Row]) -> Rows:
+    """Every conversation's row, with names as keys only. `fair_share_bytes` add up to the view's bytes."""
+    share = shares(rows)
+    order = sorted(rows, key=lambda name: (-rows[name].unshared_bytes, -rows[name].shared_blocks))
+    found = {name: _row_json(rows[name], share[name]) | {"running": name in running} for name in order}
+    return Rows(found, {key: sum(row[key] for row in found.values()) for key in _SUMMED})
+
+
 def _row_json(row: Row, share: int) -> dict[str, Any]:
     return {
+        "count": 1,
         "sequences": row.sequences,
         "tokens": row.tokens,
         "blocks": row.blocks,
@@ -55,36 +80,26 @@ def _row_json(row: Row, share: int) -> dict[str, Any]:
     }
 
 
-def _joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {key: sum(row[key] for row in rows) for key in rows[0]} if rows else {}
+def table(rows: Rows, own: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The rows for one viewer: its own first, then others without names, the last one for the rest.
 
-
-def table(
-    rows: Mapping[str, Row], share: Mapping[str, int], own: Mapping[str, str], running: Mapping[str, Row]
-) -> list[dict[str, Any]]:
-    """The rows of one view: the viewer's own first, then others without names, the last one for the rest.
-
-    Their `fair_share_bytes` add up to the view's physical bytes. Keys: those of `_row_json`, and `kind`
-    ("own", "other", "rest", "system"), `id` and `title` (own only), `running`, `count` (conversations).
+    Keys: those of `_row_json`, and `kind` ("own", "other", "rest", "system"), `id` and `title` (own only),
+    `running`. Figures add up to those of the view.
     """
     from engine.ledger import SYSTEM
 
-    mine: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    for name, row in rows.items():
-        shown = _row_json(row, share[name]) | {"running": name in running, "count": 1}
-        if name in own:
-            mine.append({"kind": "own", "id": name, "title": own[name], **shown})
-        else:
-            others.append({"kind": "system" if name == SYSTEM else "other", **shown})
-    order = list(own)
-    mine.sort(key=lambda row: order.index(row["id"]))
-    others.sort(key=lambda row: (-row["unshared_bytes"], -row["shared_blocks"]))
-    kept, rest = others[:MAX_OTHERS], others[MAX_OTHERS:]
-    if rest:
-        sums = _joined([{k: v for k, v in row.items() if k != "kind"} for row in rest])
-        kept.append({"kind": "rest", **sums, "running": any(row["running"] for row in rest)})
-    return mine + kept
+    shown = [
+        {"kind": "own", "id": id, "title": title, **rows.by_name[id]}
+        for id, title in own.items()
+        if id in rows.by_name
+    ]
+    others = (name for name in rows.by_name if name not in own)
+    for name in islice(others, MAX_OTHERS):
+        shown.append({"kind": "system" if name == SYSTEM else "other", **rows.by_name[name]})
+    left = {key: total - sum(row[key] for row in shown) for key, total in rows.sums.items()}
+    if left["count"]:
+        shown.append({"kind": "rest", "running": False, **left})
+    return shown
 
 
 def history(snapshot: MemorySnapshot) -> list[list[float]]:

@@ -71,9 +71,9 @@ function drawTree() {
     }
     return { x, y, w, h, node };
   });
-  const list = $("tree-twin");
-  list.replaceChildren(...nodes.slice(0, 40).map((node) => make("li",
-    `${nodeName(node)}: ${bytes(node.blocks * picture.block_bytes)}, ${plural(treeReaders(node), "reader")}${node.copied ? `, ${plural(node.copied, "block")} copied` : ""}`)));
+  list("tree-twin", nodes.slice(0, 40).map((node) =>
+    `${nodeName(node)}: ${bytes(node.blocks * picture.block_bytes)}, ${plural(treeReaders(node), "reader")}${node.copied ? `, ${plural(node.copied, "block")} copied` : ""}`),
+    (line) => make("li", line));
   $("tree").dataset.nodes = String(nodes.length);
   if (!nodes.length) text("tree-hover", "Nothing is indexed yet: ask a question.");
 }

@@ -11,7 +11,7 @@ import pytest
 
 from app.dashboard import page
 from app.dashboard.feed import DashboardFeed, Shared, compact_map, flashes
-from app.dashboard.tables import MAX_OTHERS, document_label, table
+from app.dashboard.tables import MAX_OTHERS, all_rows, document_label, table
 from app.principal import Principal
 from app.runtime import Runtime
 from engine.block_events import BlockEvent
@@ -33,7 +33,7 @@ async def ask(runtime: Runtime, who: Principal, question: str, document: str | N
     return talk.id
 
 
-EVERYTHING = {"tree": True, "pages": True, "history": True, "after": 0}
+EVERYTHING = {"tree": "", "pages": True, "history": True, "after": 0}
 
 
 async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine: SmallEngine) -> None:
@@ -116,9 +116,7 @@ def test_other_peoples_rows_are_bounded_and_still_add_up() -> None:
         engine.ask(f"c{n}", document=0, question=n, tokens=3)
     engine.run_until(lambda: len(engine.done()) == MAX_OTHERS + 12)
     snapshot = engine.memory()
-    from app.dashboard.tables import shares
-
-    rows = table(snapshot.open, shares(snapshot.open), {"c5": "Mine"}, snapshot.running)
+    rows = table(all_rows(snapshot.open, snapshot.running), {"c5": "Mine"})
     assert [row["kind"] for row in rows] == ["own", *["other"] * MAX_OTHERS, "rest"]
     assert sum(row["count"] for row in rows) == MAX_OTHERS + 12
     assert sum(row["fair_share_bytes"] for row in rows) == snapshot.totals_open.physical_bytes
@@ -173,7 +171,7 @@ def test_every_name_of_the_script_stands_in_the_template() -> None:
 
 def test_shared_holds_nothing_of_one_viewer() -> None:
     assert set(Shared.__dataclass_fields__) == {
-        "snapshot", "map", "shares_running", "shares_open", "history", "what_if", "events",
+        "snapshot", "map", "running", "open", "history", "what_if", "events",
     }  # fmt: skip
 
 

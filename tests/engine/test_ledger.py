@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 from engine.ledger import FREE, HELD_PRIVATE, HELD_PUBLISHED, RETAINED, RETAINED_PINNED, RETAINED_TAIL
@@ -206,3 +207,38 @@ def test_readers_saturate_in_the_snapshot_and_not_in_the_shares() -> None:
     snapshot = sim.ledger.snapshot()
     assert snapshot.readers[a.table[0]] == 255
     assert snapshot.running["c"].fair_share == sim.ledger.block_bytes
+
+
+def test_an_unchanged_memory_shares_its_last_snapshot_and_a_changed_one_does_not() -> None:
+    sim = Simulation(32, 4)
+    start(sim, "c", document(8), question(1), max_tokens=2)
+    sim.drain()
+    ledger = sim.ledger
+    first = ledger.snapshot()
+    ledger.tick(sim.now + 5.0)
+    second = ledger.snapshot()
+    assert second.number == first.number + 1
+    assert second.running is first.running
+    assert second.at == sim.now + 5.0
+    changes: list[Callable[[], object]] = [
+        lambda: start(sim, "d", question(2)),
+        sim.step,
+        sim.drain,
+        lambda: sim.memory.pin_document("d"),
+        lambda: sim.unpin("d"),
+        lambda: sim.close("d"),
+        lambda: sim.unlink("d"),
+        sim.evict,
+    ]
+    for number, change in enumerate(changes):
+        before = ledger.snapshot()
+        change()
+        now = ledger.snapshot()
+        assert now.running is not before.running, number
+        fresh = ledger._snapshot()
+        assert (now.state, now.open, now.totals_open, now.pinned) == (
+            fresh.state,
+            fresh.open,
+            fresh.totals_open,
+            fresh.pinned,
+        )

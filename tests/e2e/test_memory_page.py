@@ -1,0 +1,156 @@
+"""The memory page in a real browser, over the real memory core: it draws, tells, replays, stays harmless."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from playwright.async_api import Browser, Page
+
+from app.dashboard.recording import PACKAGED
+from app.demo import Demo, Pace
+from app.pages.build import build_demo
+from app.runtime import Runtime
+from app.server import bind, create_app
+from app.settings import load_settings
+from tests.app.conftest import FakeParts
+from tests.app.small_engine import SmallEngine
+from tests.e2e.conftest import Person
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+HOSTILE = (
+    "# Zebra ${window.ran=1}<img src=x onerror=window.ran=1>`${window.ran=1}`\n\nThe zebra is striped.\n"
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, two_sample_documents: None, request: pytest.FixtureRequest) -> Iterator[str]:
+    blocks = getattr(request, "param", 600)
+    parts = FakeParts(SmallEngine(blocks, threaded=True, pause_s=0.002))  # type: ignore[arg-type]
+    runtime = Runtime(load_settings(data_dir=tmp_path / "data", port=0, answer_tokens=48), parts)
+    runtime.demo = Demo(runtime, Pace(between_s=0.2, reads_s=3.0))
+    listener = bind("127.0.0.1", 0)
+    runtime.open()
+    served = uvicorn.Server(
+        uvicorn.Config(
+            create_app(runtime, build_demo(runtime)), log_level="warning", timeout_graceful_shutdown=1
+        )
+    )
+    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    served.should_exit = True
+    thread.join(20)
+    listener.close()
+
+
+async def drawn(page: Page, url: str) -> None:
+    await page.goto(f"{url}/memory")
+    await page.wait_for_function("document.querySelector('[data-cd=map]')?.dataset.total", timeout=90_000)
+
+
+async def enter(browser: Browser, url: str) -> Person:
+    context = await browser.new_context(viewport={"width": 1400, "height": 900})
+    person = Person(context, await context.new_page(), url)
+    await drawn(person.page, url)
+    return person
+
+
+async def text(page: Page, name: str) -> str:
+    return await page.locator(f"[data-cd={name}]").text_content() or ""
+
+
+async def test_the_demonstration_fills_shares_copies_and_drains(server: str, browser: Browser) -> None:
+    ann = await enter(browser, server)
+    page = ann.page
+    assert "600 blocks" in await text(page, "twin")
+    await page.get_by_role("button", name="Start the demonstration").click()
+    await page.wait_for_function("Number(document.querySelector('[data-cd=map]').dataset.shared) > 5")
+    await page.wait_for_function("document.querySelector('[data-cd=pages]').dataset.tables > 0")
+    assert "Scripted reader" in await text(page, "rows")
+    await page.wait_for_function(
+        "/lighthouse|bakery/.test(document.querySelector('[data-cd=tree-twin]').textContent)"
+    )
+    box = await page.locator("[data-cd=map]").bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + 4, box["y"] + 4)
+    await page.wait_for_function(
+        "document.querySelector('[data-cd=hover]').textContent.includes('tokens 0 to')"
+    )
+    assert "instructions" in await text(page, "hover")
+    await page.get_by_role("button", name="Running now").click()
+    assert "running" in await text(page, "twin")
+    await page.get_by_role("button", name="Start the demonstration").wait_for(timeout=60_000)
+    await page.wait_for_function("document.querySelector('[data-cd=twin]').textContent.includes(', 0 held')")
+    ann.assert_unharmed()
+
+
+async def test_a_hostile_title_is_only_shown(server: str, browser: Browser, tmp_path: Path) -> None:
+    ann = await enter(browser, server)
+    file = tmp_path / "zebra.md"
+    file.write_text(HOSTILE)
+    await ann.load()
+    await ann.page.locator(".toggle-button").first.click()
+    await ann.page.get_by_text("Your own documents").click()
+    await ann.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
+    await ann.page.get_by_text("ready, 1 passage").wait_for()
+    await ann.ask("Is the zebra striped? ${window.ran=1}<img src=x onerror=window.ran=1>")
+    await ann.answered()
+    await drawn(ann.page, server)
+    await ann.page.wait_for_function(
+        "document.querySelector('[data-cd=tree-twin]').textContent.includes('${window.ran=1}')"
+    )
+    assert "<img" in await text(ann.page, "rows")
+    assert await ann.page.evaluate("window.ran") is None
+    ann.assert_unharmed()
+
+
+async def test_a_recording_is_labelled_as_one(server: str, browser: Browser) -> None:
+    assert PACKAGED.is_file()
+    ann = await enter(browser, server)
+    await ann.page.get_by_role("button", name="Play the recording").click()
+    await ann.page.get_by_text("Recording, not live").wait_for()
+    await ann.page.wait_for_function(
+        "Number(document.querySelector('[data-cd=map]').dataset.shared) > 20", timeout=60_000
+    )
+    await ann.page.get_by_role("button", name="Back to live").click()
+    await ann.page.wait_for_function("document.querySelector('[data-cd=map]').dataset.total === '600'")
+    assert not await ann.page.get_by_text("Recording, not live").is_visible()
+    ann.assert_unharmed()
+
+
+@pytest.mark.parametrize("server", [500, 100_000], indirect=True)
+@pytest.mark.parametrize("width", [390, 1400])
+async def test_small_and_large_pools_fit_phones_and_screens(
+    server: str, browser: Browser, width: int, request: pytest.FixtureRequest
+) -> None:
+    context = await browser.new_context(
+        viewport={"width": width, "height": 844}, color_scheme="dark", reduced_motion="reduce"
+    )
+    person = Person(context, await context.new_page(), server)
+    await drawn(person.page, server)
+    blocks = request.node.callspec.params["server"]
+    assert await person.page.get_attribute("[data-cd=map]", "data-total") == str(blocks)
+    assert await person.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    cells = await person.page.evaluate(
+        "(c => [c.width, c.height, c.clientWidth <= c.parentElement.clientWidth])"
+        "(document.querySelector('[data-cd=map]'))"
+    )
+    assert cells[0] * cells[1] >= blocks
+    assert cells[2]
+    person.assert_unharmed()
+
+
+async def test_nothing_is_asked_while_the_page_is_hidden(server: str, browser: Browser) -> None:
+    ann = await enter(browser, server)
+    await ann.page.evaluate(
+        "Object.defineProperty(document, 'hidden', { get: () => true }); window.asked = 0;"
+        "const old = window.fetch; window.fetch = (...a) => { window.asked++; return old(...a); };"
+    )
+    await ann.page.wait_for_timeout(1_500)  # one that was under way may still end
+    await ann.page.evaluate("window.asked = 0")
+    await ann.page.wait_for_timeout(3_000)
+    assert await ann.page.evaluate("window.asked") == 0
