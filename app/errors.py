@@ -58,6 +58,12 @@ class QuestionRefused(AppError):
     status = 422
 
 
+class TitleRefused(AppError):
+    """A conversation cannot be called that."""
+
+    code = "title_refused"
+
+
 class UploadRefused(AppError):
     """A file was not taken: too large, empty, or over the person's quota."""
 

@@ -21,6 +21,7 @@ from app.account_pages import account_router
 from app.admin_api import admin_router
 from app.demo_command import demo_router
 from app.errors import PortUnavailable
+from app.exports import exports_router
 from app.gate import GateMiddleware
 from app.lifecycle import PatientProtocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
@@ -89,6 +90,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     app.include_router(account_router(runtime))
     app.include_router(metrics_router(runtime))
     app.include_router(demo_router(runtime))
+    app.include_router(exports_router(runtime))
     _add_health(app, runtime)
     mounted: FastAPI = gr.mount_gradio_app(
         app,

@@ -10,6 +10,7 @@ A conversation that is not the caller's is reported exactly as one that does not
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sqlite3
 import time
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from app.errors import NotFoundHere
+from app.errors import NotFoundHere, TitleRefused
 from app.principal import Principal
 from rag.database import Database, Migration
 
@@ -28,6 +29,9 @@ Status = Literal["complete", "stopped", "failed"]
 Zone = Literal["", "front", "appended"]
 #: Reader of a grant that stands for everybody who can open this server.
 EVERYBODY = "*"
+MAX_TITLE = 120
+#: Characters of a search among conversations that are looked at.
+_MAX_QUERY = 200
 
 _SCHEMA = """
 CREATE TABLE app_grants (
@@ -151,14 +155,36 @@ class Store:
         await self._db.write(lambda c: c.execute(sql, row).rowcount)
         return made
 
-    async def conversations(self, principal: Principal, limit: int = 50) -> list[Conversation]:
-        """The principal's conversations that have messages, last used first."""
+    async def conversations(
+        self, principal: Principal, limit: int = 50, query: str = ""
+    ) -> list[Conversation]:
+        """The principal's conversations that have messages, last used first; with a `query` those whose title
+        or messages contain it (letters A to Z in either case)."""
         sql = (
-            "SELECT id, title, created, updated, document_id, head FROM app_conversations "
-            "WHERE owner = ? AND head IS NOT NULL ORDER BY updated DESC LIMIT ?"
+            "SELECT id, title, created, updated, document_id, head FROM app_conversations AS talk "
+            "WHERE owner = ? AND head IS NOT NULL AND (title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM "
+            "app_messages WHERE conversation_id = talk.id AND text LIKE ? ESCAPE '\\')) "
+            "ORDER BY updated DESC LIMIT ?"
         )
-        rows = await self._read(lambda c: c.execute(sql, (principal.id, limit)).fetchall())
+        escaped = re.sub(r"([%_\\])", r"\\\1", " ".join(query.split())[:_MAX_QUERY])
+        like = f"%{escaped}%"
+        rows = await self._read(lambda c: c.execute(sql, (principal.id, like, like, limit)).fetchall())
         return [Conversation(*row) for row in rows]
+
+    async def rename(self, principal: Principal, id: str, title: str) -> str:
+        """Give a conversation a title; what was stored. Raises `TitleRefused` for an empty or long one."""
+        line = " ".join(title.split())
+        if not 0 < len(line) <= MAX_TITLE:
+            raise TitleRefused(
+                f"The title has {len(line):,} characters; it needs at least 1 and at most {MAX_TITLE}."
+            )
+
+        def write(c: sqlite3.Connection) -> None:
+            _owned(c, principal, id)
+            c.execute("UPDATE app_conversations SET title = ? WHERE id = ?", (line, id))
+
+        await self._db.write(write)
+        return line
 
     async def conversation(self, principal: Principal, id: str) -> Conversation:
         """One conversation; raises `NotFoundHere` unless the principal owns it."""
@@ -282,6 +308,17 @@ class Store:
                 branch.append(_load(c, _message_row(c, conversation_id, at)))
                 at = branch[-1].parent_id
             return branch[::-1]
+
+        return await self._read(read)
+
+    async def messages(self, principal: Principal, conversation_id: str) -> list[Message]:
+        """Every message of a conversation, all branches, oldest first."""
+
+        def read(c: sqlite3.Connection) -> list[Message]:
+            _owned(c, principal, conversation_id)
+            sql = "SELECT id FROM app_messages WHERE conversation_id = ? ORDER BY created, rowid"
+            ids = [row[0] for row in c.execute(sql, (conversation_id,))]
+            return [_load(c, _message_row(c, conversation_id, id)) for id in ids]
 
         return await self._read(read)
 

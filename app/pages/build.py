@@ -14,10 +14,12 @@ from gradio.components import Navbar
 from app.dashboard.page import build_dashboard
 from app.errors import AppError
 from app.knowledge import suggested_questions
+from app.pages.conversations import SEARCH_ALL, ConversationHandlers
 from app.pages.desk import build_desk
-from app.pages.handlers import SEARCH_ALL, ChatHandlers
+from app.pages.handlers import ChatHandlers
 from app.pages.library_panel import LibraryHandlers
 from app.runtime import Runtime
+from app.store import MAX_TITLE
 
 _HERE = Path(__file__).parent
 _EMPTY = (
@@ -25,6 +27,14 @@ _EMPTY = (
     "document, the memory that the model needs for it is kept **once** for both of you, and the panel "
     "shows what that saves."
 )
+#: Fetches a conversation's file; the route decides whose it is. `download` keeps the page where it is.
+_EXPORT = """(id) => {{
+  if (!id) return;
+  const link = document.createElement("a");
+  link.href = new URL(`conversations/${{id}}/export.{ending}`, document.baseURI);
+  link.download = "";
+  link.click();
+}}"""
 #: Enough for every visitor: the engine batches, so Gradio must not hold requests back.
 _CONCURRENCY = 1_000
 
@@ -41,15 +51,26 @@ def _components(outputs: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
 
 def build_demo(runtime: Runtime) -> gr.Blocks:
     """The Gradio page over `runtime`, which need not be open yet. Theme and style go to the mount."""
-    chat_handlers, library_handlers = ChatHandlers(runtime), LibraryHandlers(runtime)
+    talks, library_handlers = ConversationHandlers(runtime), LibraryHandlers(runtime)
+    chat_handlers = ChatHandlers(runtime, talks)
     demo: gr.Blocks
     with gr.Blocks(title="Coread · many readers, one copy", analytics_enabled=False, fill_width=True) as demo:
         conversation = gr.State(None)
         Navbar(main_page_name="Chat")
         with gr.Sidebar(open=False, width=300):
             new = gr.Button("New conversation", variant="primary", size="md")
+            search = gr.Textbox(
+                label="Search your conversations", show_label=False, placeholder="Search your conversations…",
+                elem_id="cr-search", visible=False, max_length=200,
+            )  # fmt: skip
             history = gr.Radio([], label="Your conversations", elem_id="cr-history", visible=False)
-            delete = gr.Button("Delete this conversation", size="sm", variant="secondary")
+            with gr.Accordion("This conversation", open=False, visible=False) as opened:
+                title = gr.Textbox(label="Title", max_lines=1, max_length=MAX_TITLE, elem_id="cr-title")
+                rename = gr.Button("Rename", size="sm")
+                with gr.Row():
+                    as_markdown = gr.Button("Export Markdown", size="sm", min_width=110)
+                    as_json = gr.Button("Export JSON", size="sm", min_width=110)
+                delete = gr.Button("Delete", size="sm", variant="stop", elem_id="cr-delete")
             with gr.Accordion("Your own documents", open=False):
                 upload = gr.File(
                     label="Add documents", show_label=False, file_count="multiple",
@@ -100,7 +121,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
             "chat": chat, "question": question, "conversation": conversation, "memory": memory,
             "history": history, "document": document, "branches": branches, "branch_note": branch_note,
             "guest": guest, "invite": invite, "own": own, "remove": remove, "upload": upload,
-            "upload_status": upload_status,
+            "upload_status": upload_status, "search": search, "opened": opened, "title": title,
         }  # fmt: skip
         outputs = list(named.values())
         to_components = _components(named)
@@ -117,19 +138,24 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                 api_name=getattr(fn, "__name__", None),
             )
 
-        on(memory.ready, chat_handlers.load, [])
+        on(memory.ready, talks.load, [])
         on(memory.ready, library_handlers.show, [])
         on(question.submit, chat_handlers.ask, [question, conversation, document])
         for button in suggestions:
             on(button.click, chat_handlers.ask, [button, conversation, document])
         on(question.stop, chat_handlers.stop, [conversation])
         on(chat.retry, chat_handlers.regenerate, [conversation])
-        on(history.input, chat_handlers.open, [history])
-        on(new.click, chat_handlers.new, [])
-        on(chat.clear, chat_handlers.new, [])
-        on(delete.click, chat_handlers.delete, [conversation])
-        on(previous.click, chat_handlers.previous, [conversation])
-        on(following.click, chat_handlers.following, [conversation])
+        on(history.input, talks.open, [history])
+        on(search.change, talks.search, [search, conversation])
+        on(title.submit, talks.rename, [title, conversation])
+        on(rename.click, talks.rename, [title, conversation])
+        for button, ending in ((as_markdown, "md"), (as_json, "json")):
+            button.click(None, [memory], None, js=_EXPORT.format(ending=ending), queue=False)
+        on(new.click, talks.new, [])
+        on(chat.clear, talks.new, [])
+        on(delete.click, talks.delete, [conversation])
+        on(previous.click, talks.previous, [conversation])
+        on(following.click, talks.following, [conversation])
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
         on(remove.click, library_handlers.remove, [own])

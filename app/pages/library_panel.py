@@ -13,7 +13,7 @@ import gradio as gr
 from app import render
 from app.errors import UploadRefused
 from app.http_errors import sentence
-from app.pages.handlers import choices_of, tell
+from app.pages.conversations import choices_of, tell
 from app.principal import Principal
 from app.runtime import Runtime
 

@@ -69,6 +69,35 @@ async def test_a_reload_finds_the_conversation_again(served: Served, browser: Br
     assert "When does the bakery open?" in await ann.answered()
 
 
+async def test_conversations_are_renamed_found_exported_and_deleted(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    await ann.answered()
+    page = ann.page
+    page.set_default_timeout(15_000)
+    await page.locator(".toggle-button").first.click()
+    await page.get_by_text("This conversation", exact=True).click()
+    await page.locator("#cr-title input, #cr-title textarea").first.fill("Bread and rye")
+    await page.get_by_role("button", name="Rename").click()
+    listed = page.locator("#cr-history label")
+    await listed.get_by_text("Bread and rye").wait_for()
+    search = page.locator("#cr-search input, #cr-search textarea").first
+    await search.fill("zebra")
+    await page.get_by_text("No conversation contains that").wait_for()
+    await search.fill("bakery")
+    await listed.get_by_text("Bread and rye").wait_for()
+    for name, word in (("Export Markdown", "## Answer"), ("Export JSON", '"sources"')):
+        async with page.expect_download() as started:
+            await page.get_by_role("button", name=name).click()
+        download = await started.value
+        assert download.suggested_filename.startswith("coread-bread-and-rye-")
+        assert word in await asyncio.to_thread(Path(await download.path()).read_text)
+    await page.locator("#cr-delete").click()
+    await page.locator("#cr-chat .message").first.wait_for(state="hidden")
+    assert await listed.count() == 0
+    ann.assert_unharmed()
+
+
 async def test_stop_keeps_what_was_written(served: Served, browser: Browser) -> None:
     served.engine.script = [Reading(1, 10, 0), Delta(0, "Half", (80,)), "hold"]
     ann = await Person.enter(browser, served.url)

@@ -1,0 +1,195 @@
+"""A person's conversations: the list, what is on screen, titles, branches. Nothing that the browser sends
+back is believed; each handler resolves the principal from the request and asks the server's own store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from app import render
+from app.errors import AppError
+from app.http_errors import sentence
+from app.pages import transcript
+from app.principal import Principal
+from app.runtime import Runtime
+from app.store import Conversation
+
+SEARCH_ALL = ""
+
+
+def choices_of(documents: Any) -> list[tuple[str, str]]:
+    """The document picker's choices: searching first, then every readable document."""
+    listed = [(f"Only: {document.title}", document.id) for document in documents]
+    return [("Search all documents", SEARCH_ALL), *listed]
+
+
+def tell(error: Exception) -> None:
+    """Show an error as one sentence beside the page's content."""
+    gr.Warning(render.plain(sentence(error)), title="That did not work")
+
+
+class ConversationHandlers:
+    """Handlers return `dict`s keyed by the component names of `build`, which maps them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def _principal(self, request: gr.Request) -> Principal:
+        return self._runtime.principal(request.headers)
+
+    # -- lists -------------------------------------------------------------------------------------------
+
+    async def load(self, request: gr.Request) -> dict[str, Any]:
+        """Fill the lists once the models are there."""
+        try:
+            principal = self._principal(request)
+            documents = await self._runtime.knowledge.documents(principal)
+            return {
+                "document": gr.update(choices=choices_of(documents), value=SEARCH_ALL),
+                **await self.listed(principal, None),
+            }
+        except AppError as error:
+            tell(error)
+            return {}
+
+    async def listed(
+        self, principal: Principal, current: str | None, query: str | None = None
+    ) -> dict[str, Any]:
+        """The list, all of it or (the search box is left alone) what matches `query`, and the title of the
+        conversation on screen."""
+        listed = await self._runtime.store.conversations(principal, query=query or "")
+        choices = [(talk.title or "Untitled", talk.id) for talk in listed]
+        ids = {talk.id for talk in listed}
+        out: dict[str, Any] = {
+            "history": gr.update(
+                choices=choices,
+                value=current if current in ids else None,
+                visible=bool(choices) or query is not None,
+                label="Your conversations" if choices or query is None else "No conversation contains that",
+            )
+        }
+        if query is None:
+            shown = next((talk for talk in listed if talk.id == current), None)
+            out |= {"search": gr.update(value="", visible=bool(choices)), **_opened(shown)}
+        return out
+
+    async def search(self, query: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        """List the conversations whose title or messages contain `query`."""
+        try:
+            return await self.listed(self._principal(request), conversation, str(query))
+        except AppError as error:
+            tell(error)
+            return {}
+
+    async def rename(self, title: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        """Give the conversation on screen another title."""
+        if not conversation:
+            return {}
+        try:
+            principal = self._principal(request)
+            await self._runtime.store.rename(principal, conversation, str(title))
+            return await self.listed(principal, conversation)
+        except AppError as error:
+            tell(error)
+            return {}
+
+    # -- conversations -----------------------------------------------------------------------------------
+
+    async def open(self, chosen: str | None, request: gr.Request) -> dict[str, Any]:
+        """Show a conversation of the principal's own."""
+        if not chosen:
+            return {}
+        try:
+            principal = self._principal(request)
+            talk = await self._runtime.store.conversation(principal, chosen)
+            return {
+                "chat": await self.entries(principal, chosen),
+                "conversation": chosen,
+                "memory": chosen,
+                "document": talk.document_id or SEARCH_ALL,
+                **_opened(talk),
+                **await self.branches(principal, chosen),
+            }
+        except Exception as error:
+            tell(error)
+            return {}
+
+    async def new(self) -> dict[str, Any]:
+        return {
+            "chat": [],
+            "conversation": None,
+            "memory": "",
+            "history": gr.update(value=None),
+            "question": "",
+            **_opened(None),
+            "branches": gr.update(visible=False),
+        }
+
+    async def delete(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        if not conversation:
+            return {}
+        try:
+            principal = self._principal(request)
+            await self._runtime.chat.delete(principal, conversation)
+            return {**await self.new(), **await self.listed(principal, None)}
+        except Exception as error:
+            tell(error)
+            return {}
+
+    async def entries(self, principal: Principal, conversation: str) -> list[transcript.Entry]:
+        """The branch on screen."""
+        entries: list[transcript.Entry] = []
+        for message in await self._runtime.store.path(principal, conversation):
+            if message.role == "user":
+                entries.append(transcript.user_entry(message.text))
+            else:
+                sources = await self._runtime.knowledge.sources(principal, message.references)
+                entries += transcript.answer_entries(message, sources)
+        return entries
+
+    # -- branches ----------------------------------------------------------------------------------------
+
+    async def branches(self, principal: Principal, conversation: str) -> dict[str, Any]:
+        """The switcher between the answers to the last question."""
+        path = await self._runtime.store.path(principal, conversation)
+        hidden = {"branches": gr.update(visible=False)}
+        if not path or path[-1].role != "assistant":
+            return hidden
+        among = await self._runtime.store.siblings(principal, conversation, path[-1].id)
+        if len(among) < 2:
+            return hidden
+        at = among.index(path[-1].id) + 1
+        return {"branches": gr.update(visible=True), "branch_note": f"Answer {at} of {len(among)}"}
+
+    async def previous(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        """Put the answer before this one on screen."""
+        return await self._switch(conversation, -1, request)
+
+    async def following(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        """Put the answer after this one on screen."""
+        return await self._switch(conversation, 1, request)
+
+    async def _switch(self, conversation: str | None, step: int, request: gr.Request) -> dict[str, Any]:
+        if not conversation:
+            return {}
+        try:
+            principal = self._principal(request)
+            path = await self._runtime.store.path(principal, conversation)
+            if not path:
+                return {}
+            among = await self._runtime.store.siblings(principal, conversation, path[-1].id)
+            target = among[(among.index(path[-1].id) + step) % len(among)]
+            await self._runtime.store.set_head(principal, conversation, target)
+            return {
+                "chat": await self.entries(principal, conversation),
+                **await self.branches(principal, conversation),
+            }
+        except Exception as error:
+            tell(error)
+            return {}
+
+
+def _opened(talk: Conversation | None) -> dict[str, Any]:
+    """The part of the sidebar that is about the conversation on screen."""
+    return {"opened": gr.update(visible=talk is not None), "title": talk.title if talk is not None else ""}

@@ -1,0 +1,160 @@
+"""The list of conversations and the files made of them: found, renamed, exported, by their owner only."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from app import exports
+from app.errors import NotFoundHere, TitleRefused
+from app.pages.conversations import ConversationHandlers
+from app.principal import Principal
+from app.runtime import Runtime
+from tests.app.fakes import FakeEngine
+from tests.app.test_chat import ANN, BOB, QUESTION, ask, run, says
+from tests.app.test_render import HOSTILE, rendered
+
+
+async def test_a_search_looks_into_titles_and_messages_of_ones_own(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    engine.script = says("It opens at six, 100% sure.")
+    first, _ = await ask(runtime, ANN, "When does the bakery open?")
+    second, _ = await ask(runtime, ANN, QUESTION)
+    await ask(runtime, BOB, "When does the bakery open? Bob's own words")
+
+    async def found(query: str, who: Principal = ANN) -> list[str]:
+        return [talk.id for talk in await runtime.store.conversations(who, query=query)]
+
+    assert await found("") == [second, first]
+    assert await found("BAKERY") == [first]
+    assert await found("100% sure") == [second, first], "answers are searched too"
+    for nothing in ("Bob's own words", "100_ sure", "1%6", "\\", "x" * 10_000):
+        assert await found(nothing) == []
+
+
+@pytest.mark.parametrize("title", ["", "  \n ", "x" * 121])
+async def test_impossible_titles_are_refused(runtime: Runtime, title: str) -> None:
+    talk = await runtime.store.create(ANN, "Before")
+    with pytest.raises(TitleRefused, match="at most 120"):
+        await runtime.store.rename(ANN, talk.id, title)
+    assert (await runtime.store.conversation(ANN, talk.id)).title == "Before"
+
+
+async def test_a_title_is_changed_by_the_owner_and_survives_the_next_turn(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    talk, _ = await ask(runtime, ANN)
+    with pytest.raises(NotFoundHere):
+        await runtime.store.rename(BOB, talk, "Mine")
+    assert await runtime.store.rename(ANN, talk, "  Gull \n Rock ") == "Gull Rock"
+    await ask(runtime, ANN, "And its lamp?", talk)
+    assert (await runtime.store.conversation(ANN, talk)).title == "Gull Rock"
+
+
+def browser(runtime: Runtime) -> tuple[Principal, Any]:
+    """A visitor and the request that Gradio hands to a handler."""
+    principal, cookie = runtime.signer.issue()
+    return principal, SimpleNamespace(headers={"cookie": f"{runtime.signer.name}={cookie}"})
+
+
+async def test_the_page_lists_filters_and_renames(runtime: Runtime, engine: FakeEngine) -> None:
+    handlers = ConversationHandlers(runtime)
+    ann, request = browser(runtime)
+    talk, _ = await ask(runtime, ann, "When does the bakery open?")
+    other, _ = await ask(runtime, ann)
+    loaded = await handlers.load(request)
+    assert [id for _, id in loaded["history"]["choices"]] == [other, talk]
+    assert loaded["opened"]["visible"] is False
+    filtered = await handlers.search("bakery", other, request)
+    assert [id for _, id in filtered["history"]["choices"]] == [talk]
+    assert "search" not in filtered, "what is being typed stays"
+    assert (await handlers.search("zebra", None, request))["history"]["visible"] is True
+    opened = await handlers.open(talk, request)
+    assert opened["title"] == "When does the bakery open?"
+    renamed = await handlers.rename("Bread", talk, request)
+    assert ("Bread", talk) in renamed["history"]["choices"]
+    gone = await handlers.delete(talk, request)
+    assert [id for _, id in gone["history"]["choices"]] == [other]
+    assert gone["opened"]["visible"] is False
+
+
+async def test_a_stranger_opens_renames_and_deletes_nothing(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("gradio.Warning", lambda text, **_: said.append(text))
+    handlers = ConversationHandlers(runtime)
+    _, request = browser(runtime)
+    talk, _ = await ask(runtime, ANN)
+    assert await handlers.open(talk, request) == {}
+    assert await handlers.rename("Mine", talk, request) == {}
+    assert await handlers.delete(talk, request) == {}
+    assert len(said) == 3
+    assert (await runtime.store.conversation(ANN, talk)).title == QUESTION
+
+
+async def test_an_export_holds_every_branch_and_its_citations(runtime: Runtime, engine: FakeEngine) -> None:
+    engine.script = says("The lighthouse on Gull Rock was built in 1871.")
+    talk, first = await ask(runtime, ANN)
+    assert first.message.parent_id is not None
+    await run(runtime.chat.regenerate(ANN, talk, first.message.parent_id))
+    exported = json.loads(json.dumps(await exports.export(runtime, ANN, talk)))
+    assert exported["format"] == exports.FORMAT
+    assert [m["role"] for m in exported["messages"]] == ["user", "assistant", "assistant"]
+    assert exported["branch"] == [exported["messages"][0]["id"], exported["messages"][2]["id"]]
+    source = exported["messages"][1]["sources"][0]
+    document = await runtime.knowledge.document(frozenset({"sample"}), source["document"])
+    assert document.text[source["start"] : source["end"]] == source["text"]
+    assert source["verdict"] == "verified"
+    assert source["ranks"]
+    text = exports.markdown(exported)
+    assert text.count("## Answer") == 1, "one branch"
+    assert "**[1]** **The lighthouse**" in text
+    assert "> The lighthouse on Gull Rock was built in 1871." in text
+
+
+async def test_an_export_keeps_nothing_of_a_deleted_document(runtime: Runtime, engine: FakeEngine) -> None:
+    document = await runtime.knowledge.upload(ANN, "mill.md", b"# The mill\n\nThe mill grinds barley.")
+    async for _ in runtime.knowledge.progress(ANN, document, 0.1):
+        pass
+    talk, finished = await ask(runtime, ANN, "What does the mill grind?")
+    assert finished.sources[0].title == "The mill"
+    await runtime.knowledge.delete(ANN, document)
+    exported = await exports.export(runtime, ANN, talk)
+    assert "barley" not in json.dumps(exported)
+    assert {"number": 1, "available": False} in exported["messages"][1]["sources"]
+    assert "deleted or is no longer shared" in exports.markdown(exported)
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+async def test_an_exported_file_fetches_nothing(runtime: Runtime, engine: FakeEngine, hostile: str) -> None:
+    engine.script = says(hostile)
+    talk, _ = await ask(runtime, ANN, hostile)
+    out = rendered(exports.markdown(await exports.export(runtime, ANN, talk))).lower()
+    for tag in ("<a ", "<img", "<script", "<iframe"):
+        assert tag not in out
+
+
+async def test_the_route_serves_a_file_to_the_owner_only(
+    runtime: Runtime, client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    ann, request = browser(runtime)
+    talk, _ = await ask(runtime, ann, 'Café "x"\r\nset-cookie: a')
+    _, stranger = browser(runtime)
+    for ending, kind in (("md", "text/markdown"), ("json", "application/json")):
+        url = f"/conversations/{talk}/export.{ending}"
+        answer = await client.get(url, headers=request.headers)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+        assert answer.headers["content-disposition"].startswith('attachment; filename="coread-caf-x-')
+        assert answer.headers["cache-control"] == "no-store"
+        assert "Hello." in answer.text
+        assert (await client.get(url, headers=stranger.headers)).status_code == 404
+        assert (await client.get(url)).status_code == 401
+    unknown = await client.get(f"/conversations/{'0' * 24}/export.md", headers=request.headers)
+    assert unknown.status_code == 404
