@@ -150,6 +150,23 @@ class Chat:
             async for update in updates:
                 yield update
 
+    async def edit(
+        self, principal: Principal, conversation_id: str, question_id: str, question: str
+    ) -> AsyncGenerator[Update, None]:
+        """Ask an earlier question in other words: a branch beside it, which shares everything before it."""
+        question = self.check_question(question)
+        conversation = await self._store.conversation(principal, conversation_id)
+        path = await self._store.path(principal, conversation_id, question_id)
+        if not path or path[-1].role != "user":
+            raise NotFoundHere("There is no question to edit.")
+        turn = _Turn(
+            principal, principal, conversation, path[:-1], question, self._sampling(),
+            await self._store.readable(principal), path[-1].parent_id,
+        )  # fmt: skip
+        async with aclosing(self._run(turn)) as updates:
+            async for update in updates:
+                yield update
+
     async def stop(self, principal: Principal, conversation_id: str) -> None:
         """End the running turn; its viewer gets the part that was written as a finished answer."""
         await self._store.conversation(principal, conversation_id)

@@ -338,14 +338,37 @@ class Store:
 
         def read(c: sqlite3.Connection) -> list[str]:
             _owned(c, principal, conversation_id)
-            parent = _message_row(c, conversation_id, message_id)[1]
-            sql = (
-                "SELECT id FROM app_messages WHERE conversation_id = ? AND parent_id IS ? "
-                "ORDER BY created, id"
-            )
-            return [row[0] for row in c.execute(sql, (conversation_id, parent))]
+            return _children(c, conversation_id, _message_row(c, conversation_id, message_id)[1])
 
         return await self._read(read)
+
+    async def alternatives(self, principal: Principal, conversation_id: str) -> dict[str | None, list[str]]:
+        """Ids of the messages under each parent (None: the first messages), oldest first."""
+
+        def read(c: sqlite3.Connection) -> dict[str | None, list[str]]:
+            _owned(c, principal, conversation_id)
+            sql = "SELECT parent_id, id FROM app_messages WHERE conversation_id = ? ORDER BY created, rowid"
+            out: dict[str | None, list[str]] = {}
+            for parent, id in c.execute(sql, (conversation_id,)):
+                out.setdefault(parent, []).append(id)
+            return out
+
+        return await self._read(read)
+
+    async def show_branch(self, principal: Principal, message_id: str) -> str:
+        """Put the branch through a message on screen, down to its newest end; the conversation's id."""
+
+        def write(c: sqlite3.Connection) -> str:
+            sql = "SELECT conversation_id FROM app_messages WHERE id = ?"
+            row = c.execute(sql, (message_id,)).fetchone()
+            id = _owned(c, principal, row[0] if row else "").id
+            leaf = message_id
+            while below := _children(c, id, leaf):
+                leaf = below[-1]
+            c.execute("UPDATE app_conversations SET head = ? WHERE id = ?", (leaf, id))
+            return id
+
+        return await self._db.write(write)
 
     async def _read(self, fn: Callable[[sqlite3.Connection], T]) -> T:
         return await self._db.read(fn)
@@ -391,6 +414,11 @@ def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[
     if row is None:
         raise NotFoundHere("There is no such message in this conversation.")
     return tuple(row)
+
+
+def _children(c: sqlite3.Connection, conversation_id: str, parent: str | None) -> list[str]:
+    sql = "SELECT id FROM app_messages WHERE conversation_id = ? AND parent_id IS ? ORDER BY created, rowid"
+    return [row[0] for row in c.execute(sql, (conversation_id, parent))]
 
 
 def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:

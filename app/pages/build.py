@@ -94,11 +94,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=["copy", "copy_all"],
                     feedback_options=None, autoscroll=True, reasoning_tags=None,
                 )  # fmt: skip
-                build_desk(runtime)
-                with gr.Row(visible=False, elem_id="cr-branches") as branches:
-                    previous = gr.Button("‹", size="sm", min_width=40, scale=0)
-                    branch_note = gr.Markdown("")
-                    following = gr.Button("›", size="sm", min_width=40, scale=0)
+                desk = build_desk(runtime)
                 question = gr.Textbox(
                     show_label=False, label="Your question", lines=1, max_lines=8, autofocus=True,
                     placeholder="Ask about the documents…", submit_btn="Ask", elem_id="cr-ask",
@@ -119,7 +115,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                 )  # fmt: skip
         named: dict[str, Any] = {
             "chat": chat, "question": question, "conversation": conversation, "memory": memory,
-            "history": history, "document": document, "branches": branches, "branch_note": branch_note,
+            "history": history, "document": document,
             "guest": guest, "invite": invite, "own": own, "remove": remove, "upload": upload,
             "upload_status": upload_status, "search": search, "opened": opened, "title": title,
         }  # fmt: skip
@@ -154,8 +150,8 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(new.click, talks.new, [])
         on(chat.clear, talks.new, [])
         on(delete.click, talks.delete, [conversation])
-        on(previous.click, talks.previous, [conversation])
-        on(following.click, talks.following, [conversation])
+        on(desk.edit, chat_handlers.edit, [])
+        on(desk.branch, talks.branch, [])
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
         on(remove.click, library_handlers.remove, [own])

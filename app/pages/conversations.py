@@ -29,6 +29,13 @@ def tell(error: Exception) -> None:
     gr.Warning(render.plain(sentence(error)), title="That did not work")
 
 
+def asked_of(event: gr.EventData, name: str) -> str:
+    """A word that a script sent with its event; "" where it sent none."""
+    sent = event._data
+    value = sent.get(name) if isinstance(sent, dict) else None
+    return value if isinstance(value, str) else ""
+
+
 class ConversationHandlers:
     """Handlers return `dict`s keyed by the component names of `build`, which maps them."""
 
@@ -109,7 +116,6 @@ class ConversationHandlers:
                 "memory": chosen,
                 "document": talk.document_id or SEARCH_ALL,
                 **_opened(talk),
-                **await self.branches(principal, chosen),
             }
         except Exception as error:
             tell(error)
@@ -123,7 +129,6 @@ class ConversationHandlers:
             "history": gr.update(value=None),
             "question": "",
             **_opened(None),
-            "branches": gr.update(visible=False),
         }
 
     async def delete(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
@@ -137,54 +142,30 @@ class ConversationHandlers:
             tell(error)
             return {}
 
-    async def entries(self, principal: Principal, conversation: str) -> list[transcript.Entry]:
-        """The branch on screen."""
+    async def entries(
+        self, principal: Principal, conversation: str, head: str | None = None
+    ) -> list[transcript.Entry]:
+        """The branch on screen, or the one that ends in `head`."""
+        store, knowledge = self._runtime.store, self._runtime.knowledge
+        alternatives = await store.alternatives(principal, conversation)
+        block_size = self._runtime.engine.status().block_size
         entries: list[transcript.Entry] = []
-        for message in await self._runtime.store.path(principal, conversation):
+        for message in await store.path(principal, conversation, head):
+            among = alternatives[message.parent_id]
+            branch = transcript.Branch(tuple(among), among.index(message.id))
             if message.role == "user":
-                entries.append(transcript.user_entry(message.text))
+                entries.append(transcript.user_entry(message.text, message.id, branch))
             else:
-                sources = await self._runtime.knowledge.sources(principal, message.references)
-                entries += transcript.answer_entries(message, sources)
+                sources = await knowledge.sources(principal, message.references)
+                entries += transcript.answer_entries(message, sources, branch, block_size)
         return entries
 
-    # -- branches ----------------------------------------------------------------------------------------
-
-    async def branches(self, principal: Principal, conversation: str) -> dict[str, Any]:
-        """The switcher between the answers to the last question."""
-        path = await self._runtime.store.path(principal, conversation)
-        hidden = {"branches": gr.update(visible=False)}
-        if not path or path[-1].role != "assistant":
-            return hidden
-        among = await self._runtime.store.siblings(principal, conversation, path[-1].id)
-        if len(among) < 2:
-            return hidden
-        at = among.index(path[-1].id) + 1
-        return {"branches": gr.update(visible=True), "branch_note": f"Answer {at} of {len(among)}"}
-
-    async def previous(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
-        """Put the answer before this one on screen."""
-        return await self._switch(conversation, -1, request)
-
-    async def following(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
-        """Put the answer after this one on screen."""
-        return await self._switch(conversation, 1, request)
-
-    async def _switch(self, conversation: str | None, step: int, request: gr.Request) -> dict[str, Any]:
-        if not conversation:
-            return {}
+    async def branch(self, request: gr.Request, event: gr.EventData) -> dict[str, Any]:
+        """Put the branch through a message on screen; the script names it."""
         try:
             principal = self._principal(request)
-            path = await self._runtime.store.path(principal, conversation)
-            if not path:
-                return {}
-            among = await self._runtime.store.siblings(principal, conversation, path[-1].id)
-            target = among[(among.index(path[-1].id) + step) % len(among)]
-            await self._runtime.store.set_head(principal, conversation, target)
-            return {
-                "chat": await self.entries(principal, conversation),
-                **await self.branches(principal, conversation),
-            }
+            conversation = await self._runtime.store.show_branch(principal, asked_of(event, "message"))
+            return {"chat": await self.entries(principal, conversation)}
         except Exception as error:
             tell(error)
             return {}

@@ -10,25 +10,44 @@ function put(name, text) {
   $(name).hidden = !text;
 }
 
+// Empties the sheet and opens it: a document's text or, with `submit`, a form.
+function open(title, submit) {
+  put("title", title);
+  put("where", "");
+  put("verdict", "");
+  $("text").replaceChildren();
+  $("text").hidden = Boolean(submit);
+  $("form").hidden = !submit;
+  $("form").onsubmit = (event) => {
+    event.preventDefault();
+    submit($("form-text").value);
+  };
+  if (!sheet.open) sheet.showModal();
+}
+
+function ask(title, label, text, button, submit) {
+  open(title, submit);
+  put("form-label", label);
+  put("form-go", button);
+  $("form-text").value = text;
+  $("form-text").focus();
+}
+
 // Shows a document with one passage marked and scrolled to.
 function showSource(source) {
-  put("title", source.title);
+  open(source.title, null);
   put("where", source.where);
   put("verdict", source.verdict);
   const mark = document.createElement("mark");
   mark.textContent = source.text;
   mark.dataset.cr = "mark";
   $("text").replaceChildren(source.before, mark, source.after);
-  if (!sheet.open) sheet.showModal();
   mark.scrollIntoView({ block: "center" });
 }
 
 function showError(sentence) {
-  put("title", "That did not work");
+  open("That did not work", null);
   put("where", sentence);
-  put("verdict", "");
-  $("text").replaceChildren();
-  if (!sheet.open) sheet.showModal();
 }
 
 async function call(name, asked, done) {
@@ -43,6 +62,12 @@ async function call(name, asked, done) {
 
 const actions = {
   source: (message, number) => call("source", { message, number: Number(number) }, showSource),
+  branch: (message) => trigger("branch", { message }),
+  edit: (message) => call("question", { message }, ({ text }) =>
+    ask("Edit the question", "It is asked beside the first one; both stay.", text, "Ask", (edited) => {
+      sheet.close();
+      trigger("edit", { message, text: edited });
+    })),
 };
 
 function follow(event) {

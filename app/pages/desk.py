@@ -1,7 +1,7 @@
-"""What the links in messages open: the document behind a source. See `desk.js` for the browser's side.
+"""What the links in messages open: the document behind a source, a question to edit.
 
-The script's functions go past the queue; each resolves the principal from the request and believes nothing
-else that the browser sends. Errors come back as `{"error": sentence}`.
+`desk.js` is the browser's side. What it calls goes past the queue; each function here resolves the principal
+from the request and believes nothing else that the browser sends. Errors come back as `{"error": sentence}`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def build_desk(runtime: Runtime) -> gr.HTML:
         "",
         html_template=(_HERE / "desk.html").read_text(encoding="utf-8"),
         js_on_load=(_HERE / "desk.js").read_text(encoding="utf-8"),
-        server_functions=[_served(runtime, fn) for fn in (source,)],
+        server_functions=[_served(runtime, fn) for fn in (source, question)],
         apply_default_css=False,
         elem_id="cr-desk",
     )
@@ -78,3 +78,10 @@ async def source(runtime: Runtime, principal: Principal, asked: Answer) -> Answe
         "text": shown.text,
         "after": f"{after}…" if stop < len(document.text) else after,
     }
+
+
+async def question(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
+    """The `text` of one of the principal's questions, as it was written."""
+    message = asked.get("message")
+    _, found = await runtime.store.find(principal, message if isinstance(message, str) else "")
+    return {"text": found.text}

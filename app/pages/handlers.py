@@ -13,7 +13,7 @@ import gradio as gr
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
 from app.pages import transcript
-from app.pages.conversations import ConversationHandlers, tell
+from app.pages.conversations import ConversationHandlers, asked_of, tell
 from app.principal import Principal
 from app.runtime import Runtime
 from app.updates import Finished, Found, Source, Stage, Text, Update
@@ -77,6 +77,25 @@ class ChatHandlers:
             async for output in outputs:
                 yield output
 
+    async def edit(self, request: gr.Request, event: gr.EventData) -> AsyncIterator[dict[str, Any]]:
+        """Ask an earlier question in other words, as a branch beside it; the script names both."""
+        try:
+            principal = self._principal(request)
+            question = self._runtime.chat.check_question(asked_of(event, "text"))
+            talk, asked = await self._runtime.store.find(principal, asked_of(event, "message"))
+            before: list[transcript.Entry] = []
+            if asked.parent_id is not None:
+                before = await self._conversations.entries(principal, talk.id, asked.parent_id)
+            updates = self._runtime.chat.edit(principal, talk.id, asked.id, question)
+        except Exception as error:
+            tell(error)
+            return
+        before.append(transcript.user_entry(question))
+        yield {**_busy(), "conversation": talk.id, "memory": talk.id}
+        async with aclosing(self._stream(principal, talk.id, before, updates, None)) as outputs:
+            async for output in outputs:
+                yield output
+
     async def _stream(
         self,
         principal: Principal,
@@ -105,12 +124,13 @@ class ChatHandlers:
                             continue
                         shown = time.monotonic()
                     case Finished():
-                        entries = transcript.answer_entries(update.message, update.sources, update.notes)
+                        # As it is stored, with its links, and this once what was left out and why.
+                        entries = await self._conversations.entries(principal, conversation)
+                        entries += transcript.notes_entries(update.notes)
                         yield {
                             **_idle(),
-                            "chat": [*before, *entries],
+                            "chat": entries,
                             **await self._conversations.listed(principal, conversation),
-                            **await self._conversations.branches(principal, conversation),
                         }
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
@@ -177,7 +197,6 @@ def _busy(value: str | None = None) -> dict[str, Any]:
     """The question box while an answer runs; `value` replaces what stands in it."""
     return {
         "question": _box(value, submit_btn=False, stop_btn="Stop"),
-        "branches": gr.update(visible=False),
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from app import receipts, render
@@ -25,9 +27,31 @@ _STATUS_NOTES = (
 )
 
 
-def user_entry(text: str) -> Entry:
-    shown = text if len(text) <= 4_000 else text[:4_000] + " …"
-    return {"role": "user", "content": render.plain(shown)}
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a message stands among its alternatives: `ids[at]` is the one on screen."""
+
+    ids: tuple[str, ...]
+    at: int
+
+    def links(self) -> list[str]:
+        """The switcher, for a message that has alternatives."""
+        if len(self.ids) < 2:
+            return []
+        before, after = (self.ids[(self.at + step) % len(self.ids)] for step in (-1, 1))
+        return [
+            f'[‹](#cr-branch-{before} "The version before this one")',
+            f"{self.at + 1} of {len(self.ids)}",
+            f'[›](#cr-branch-{after} "The version after this one")',
+        ]
+
+
+def user_entry(text: str, message: str | None = None, branch: Branch | None = None) -> Entry:
+    """A question; a stored one (`message` is its id) can be edited."""
+    shown = render.plain(text if len(text) <= 4_000 else text[:4_000] + " …")
+    links = branch.links() if branch is not None else []
+    links += [f"[Edit](#cr-edit-{message})"] if message is not None else []
+    return {"role": "user", "content": "\n\n".join([shown, " ".join(links)]) if links else shown}
 
 
 def draft_entries(text: str, stage: str, sources: Sequence[Source]) -> list[Entry]:
@@ -38,12 +62,19 @@ def draft_entries(text: str, stage: str, sources: Sequence[Source]) -> list[Entr
     return [{"role": "assistant", "content": "", "metadata": {"title": title, "status": "pending"}}]
 
 
-def answer_entries(message: Message, sources: Sequence[Source], notes: Sequence[str] = ()) -> list[Entry]:
-    """A finished answer: its text, its sources folded, its receipt folded."""
+def answer_entries(
+    message: Message,
+    sources: Sequence[Source],
+    branch: Branch | None = None,
+    block_size: int = 0,
+) -> list[Entry]:
+    """A finished answer: its text, its sources folded, its receipt folded. With alternatives the switcher,
+    and (from the receipt, rounded up to blocks of `block_size` tokens) what this branch cost."""
     text = render.answer(message.text) if message.text.strip() else "*No text was written.*"
     extra = [note for status, note in _STATUS_NOTES if status == message.status]
-    extra += [f"*{render.plain(note)}*" for note in notes]
     extra += [" ".join(_chip(source, message.id) for source in sources)] if sources else []
+    if branch is not None and (links := branch.links()):
+        extra.append(" ".join([*links, *_cost(message.receipt, block_size)]))
     entries: list[Entry] = [{"role": "assistant", "content": "\n\n".join([text, *extra])}]
     entries += source_entries(sources, message.id)
     if message.receipt is not None:
@@ -68,11 +99,24 @@ def how_found(found: Ranking) -> str:
     return "search: " + ", ".join([*ranks, f"score {found.score:.3f}"])
 
 
+def _cost(receipt: dict[str, Any] | None, block_size: int) -> list[str]:
+    if receipt is None or block_size < 1:
+        return []
+    blocks = math.ceil((receipt["computed_tokens"] + receipt["output_tokens"]) / block_size)
+    return [f"· about {blocks:,} {'block' if blocks == 1 else 'blocks'} of its own"]
+
+
 def _chip(source: Source, message: str) -> str:
     """A source on one short line under the answer; a click opens the document there."""
     mark = _MARKS.get(source.verdict or "", "")
     words = f"{source.number} {render.one_line(source.title, 40)}" + (f" · {mark}" if mark else "")
     return f"[{words}]({SOURCE_LINK.format(message=message, number=source.number)})"
+
+
+def notes_entries(notes: Sequence[str]) -> list[Entry]:
+    """What was left out of an answer's prompt and why, said once."""
+    text = "\n\n".join(f"*{render.plain(note)}*" for note in notes)
+    return [{"role": "assistant", "content": text}] if text else []
 
 
 def source_entries(sources: Sequence[Source], message: str | None = None) -> list[Entry]:

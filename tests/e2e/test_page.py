@@ -98,6 +98,26 @@ async def test_conversations_are_renamed_found_exported_and_deleted(served: Serv
     ann.assert_unharmed()
 
 
+async def test_an_edited_question_is_a_branch(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open? <b>${window.ran=1}")
+    await ann.answered()
+    page = ann.page
+    page.set_default_timeout(15_000)
+    await page.get_by_role("link", name="Edit").click()
+    box = page.locator("[data-cr=form-text]")
+    await page.wait_for_function("document.querySelector('[data-cr=form-text]').value.includes('${window')")
+    await box.fill("What does a loaf of rye cost?")
+    await page.locator("[data-cr=form-go]").click()
+    chat = page.locator("#cr-chat")
+    await chat.get_by_text("2 of 2").wait_for()
+    assert "loaf of rye" in await chat.inner_text()
+    await chat.get_by_role("link", name="‹").click()
+    await chat.get_by_text("1 of 2").wait_for()
+    assert "When does the bakery open?" in await chat.inner_text()
+    ann.assert_unharmed()
+
+
 async def test_stop_keeps_what_was_written(served: Served, browser: Browser) -> None:
     served.engine.script = [Reading(1, 10, 0), Delta(0, "Half", (80,)), "hold"]
     ann = await Person.enter(browser, served.url)
