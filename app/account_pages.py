@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from app import render
 from app.access import require_administrator
 from app.errors import AppError, NotAllowed, NotFoundHere
-from app.gate import form_fields
+from app.gate import MAX_FORM, form_fields, read_body
 from app.principal import Principal, Role
 from app.runtime import Runtime
 
@@ -330,7 +330,7 @@ def account_router(runtime: Runtime) -> APIRouter:
 
     def take(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            fields = form_fields(await request.body())
+            fields = form_fields(await read_body(request, MAX_FORM))
             try:
                 return await handler(request, fields)
             except AppError as error:

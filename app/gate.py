@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
@@ -20,9 +21,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access import from_this_machine, known_host
-from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany
+from app.access import Door, bearer, from_this_machine, known_host
+from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany, UploadRefused
 from app.http_errors import as_response
+from app.limits import KEPT_FREE_BYTES
 from app.rates import Rate
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ OWN_CHECK = ("/v1", "/api", "/metrics", "/healthz", "/readyz")
 SIGN_IN = ("/sign-in", "/set-up")
 _MAX_HASHES, _MAX_HASHES_EACH = 100_000, 500
 _MAX_JSON = 8 * 2**20
+MAX_FORM = 16_384
 
 
 def _path(request: Request) -> str:
@@ -149,6 +152,9 @@ class GateMiddleware:
         """None where the request may pass, else the answer it gets."""
         path, headers = _path(request), request.headers
         settings = self._settings
+        if _under(path, ("/v1", "/api/admin")):
+            await self._program(request, "api" if _under(path, ("/v1",)) else "command")
+            return None, receive
         if _under(path, OWN_CHECK) or _under(path, ASSETS):
             return None, receive
         if settings.loopback and not known_host({"host": headers.get("host", "")}, settings.allowed_hosts):
@@ -168,6 +174,13 @@ class GateMiddleware:
         if not settings.open_to_all:
             await self._runtime.accounts.note_seen(headers)
         return None, await self._gradio(request, receive, principal)
+
+    async def _program(self, request: Request, door: Door) -> None:
+        """Refuse a program without a right before its body is read: the route itself would parse it first."""
+        principal = self._runtime.identify(door, request)
+        presented = bearer(request.headers)
+        if principal.kind == "api_key" and presented is not None:
+            await self._runtime.keys.note_use(presented)
 
     # -- pages -------------------------------------------------------------------------------------------
 
@@ -215,12 +228,16 @@ class GateMiddleware:
             case "/heartbeat":
                 self._hashes.check(_path(request).rstrip("/").rsplit("/", 1)[1], who)
             case "/queue/join" | "/cancel" | "/component_server":
-                body = await _body(request)
+                if not request.headers.get("content-type", "").startswith("application/json"):
+                    raise NotAllowed("This route takes JSON only.")
+                body = await read_body(request, _MAX_JSON)
                 self._hashes.check(_session_hash(body), who)
                 return _replay(body, receive)
             case "/upload":
                 length = request.headers.get("content-length", "")
                 size = int(length) if length.isdigit() else self._settings.max_body_bytes
+                if shutil.disk_usage(self._runtime.upload_dir.parent).free < size + KEPT_FREE_BYTES:
+                    raise UploadRefused("The server's disk is nearly full, so nothing can be added now.")
                 if wait := self._uploads.take(who, size):
                     raise TooMany("You have sent as much as one person may send an hour.", wait)
         return receive
@@ -243,14 +260,13 @@ def _is_page(request: Request) -> bool:
     )
 
 
-async def _body(request: Request) -> bytes:
-    if not request.headers.get("content-type", "").startswith("application/json"):
-        raise NotAllowed("This route takes JSON only.")
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, read no further than `limit`; raises `NotAllowed` for a longer one."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > _MAX_JSON:
-            raise NotAllowed(f"The request's body is larger than the limit of {_MAX_JSON:,} bytes.")
+        if size > limit:
+            raise NotAllowed(f"The request's body is larger than the limit of {limit:,} bytes.")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -278,10 +294,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def form_fields(body: bytes, limit: int = 16_384) -> dict[str, str]:
+def form_fields(body: bytes) -> dict[str, str]:
     """The fields of a urlencoded form, the last of each name; raises `NotAllowed` for an absurd one."""
-    if len(body) > limit:
-        raise NotAllowed(f"The form has {len(body):,} bytes; at most {limit:,} are taken.")
     try:
         fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=50)
     except ValueError:
