@@ -206,6 +206,10 @@ class Demo:
             out["problem"] = p.problem
         return out
 
+    def is_scripted(self, conversation: str) -> bool:
+        """Whether a conversation is one of the scripted readers'."""
+        return conversation in self._talks
+
     def conversations(self, titles: Mapping[str, str]) -> dict[str, str]:
         """The scripted conversations that are open now, by id, with a label; those whose document is among
         `titles` only. They are nobody's, so everybody may look at them."""

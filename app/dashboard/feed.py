@@ -37,7 +37,7 @@ MAX_EVENTS = 400
 LOOK_S = 0.5
 TREE_S = 1.0
 #: How long a viewer's list of documents and conversations is good for.
-NAMES_S = 2.0
+NAMES_S = 5.0
 MAX_VIEWERS = 1_000
 
 
@@ -164,7 +164,7 @@ class DashboardFeed:
         wanted = asked.get("conversation")
         mine = wanted if isinstance(wanted, str) and wanted in names.own else None
         if mine is None:
-            mine = next((id for id in names.own if id in snapshot.open), None)
+            mine = self._chosen([id for id in names.own if id in snapshot.open])
         after = asked.get("after")
         since = after if isinstance(after, int) else snapshot.event_number
         out = status | memory_json(snapshot, mine, {"packed": shared.map})
@@ -188,6 +188,13 @@ class DashboardFeed:
             views = await asyncio.to_thread(runtime.engine.page_tables, mine)
             out["pages"] = tables.page_tables_json(views)
         return out
+
+    def _chosen(self, there: list[str]) -> str | None:
+        """The conversation to show where the viewer has chosen none: its last one, else a scripted reader's,
+        the second where there is one, since the first one of a document has nothing to share or copy."""
+        scripted = self._runtime.demo.is_scripted
+        own = [id for id in there if not scripted(id)]
+        return next(iter(own or there[1:2] or there), None)
 
     async def _tree(
         self, known: object, snapshot: MemorySnapshot, titles: Mapping[str, str], mine: str | None

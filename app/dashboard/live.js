@@ -90,6 +90,7 @@ async function play() {
     if (live.replay !== recording || !element.isConnected) return;
     if (!document.hidden) {
       const at = frame % recording.frames.length;
+      if (at === 0) state.tree = state.pages = state.history = null;
       text("recording", `Recording, not live: made on ${recording.made} with ${recording.model} on ${recording.device}. Second ${number(Math.round(at * recording.every_s))} of ${number(Math.round(recording.frames.length * recording.every_s))}.`);
       $("recording").hidden = false;
       await show(recording.frames[at]);

@@ -107,6 +107,3 @@ def server_functions(runtime: Runtime, feed: DashboardFeed) -> list[Callable[...
             return {"error": str(error)}
 
     return [look, block, size, choices, demo, recording]
-
-
-__all__ = ["build_dashboard", "script", "server_functions", "stylesheet", "template"]

@@ -13,7 +13,7 @@ function runsOf(blocks) {
 
 function drawPages() {
   const tables = state.pages || [];
-  const drawn = surface("pages", tables.length ? 150 + 34 * tables.length : 24);
+  const drawn = surface("pages", tables.length ? 136 + 34 * tables.length : 24);
   if (!drawn) return;
   const { context, width } = drawn, c = colours().css;
   if (!tables.length) {
@@ -27,7 +27,7 @@ function drawPages() {
   const longest = Math.max(...tables.map((t) => t.blocks.length));
   const gap = Math.min(18, Math.max(4, width / 60));
   const cell = Math.min(26, (width - 2) / longest, (width - 2 - gaps * gap) / physical.length);
-  const square = Math.max(2, Math.min(20, cell));
+  const square = Math.max(2, Math.min(20, cell)), tall = Math.max(12, square);
   const place = new Map();
   let x = 0;
   physical.forEach((block, i) => {
@@ -44,7 +44,7 @@ function drawPages() {
   for (const block of physical) colourOf.set(block, readerColour(readers.get(block), false));
   context.fillStyle = c.soft;
   context.fillText("logical blocks, in the order of the text", 0, 12);
-  context.fillText("physical blocks of the pool", 0, bottom + square + 29);
+  context.fillText("physical blocks of the pool", 0, bottom + tall + 29);
   tables.forEach((table, row) => {
     const y = 20 + row * 34;
     for (const run of runsOf(table.blocks)) {
@@ -53,14 +53,14 @@ function drawPages() {
         let j = i + 1;
         while (j < run.length && colourOf.get(run.block + j) === colourOf.get(run.block + i)) j++;
         const from = (run.at + i) * cell, to = place.get(run.block + i), span = (j - i - 1) * cell + square;
-        const middle = (y + square + bottom) / 2;
+        const middle = (y + tall + bottom) / 2;
         context.globalAlpha = 0.34;
         context.fillStyle = colourOf.get(run.block + i);
         context.beginPath();
-        context.moveTo(from, y + square);
+        context.moveTo(from, y + tall);
         context.bezierCurveTo(from, middle, to, middle, to, bottom);
         context.lineTo(to + span, bottom);
-        context.bezierCurveTo(to + span, middle, from + span, middle, from + span, y + square);
+        context.bezierCurveTo(to + span, middle, from + span, middle, from + span, y + tall);
         context.fill();
         context.globalAlpha = 1;
         i = j;
@@ -74,7 +74,7 @@ function drawPages() {
   physical.forEach((block, i) => {
     const at = place.get(block);
     if ((i === 0 || block !== physical[i - 1] + 1) && at - labelled > 44) {
-      context.fillText(number(block), at, bottom + square + 13);
+      context.fillText(number(block), at, bottom + tall + 13);
       labelled = at;
     }
   });
@@ -82,16 +82,16 @@ function drawPages() {
   function drawBlock(context, x, y, cell, square, block) {
     const size = Math.max(1, square - (cell > 5 ? 2 : 0));
     context.fillStyle = colourOf.get(block);
-    context.fillRect(x, y, size, square);
+    context.fillRect(x, y, size, tall);
     const empty = 1 - filled.get(block) / state.feed.pool.block_size;
     if (empty > 0) {
       context.fillStyle = c.free;
-      context.fillRect(x + size * (1 - empty), y + 1, size * empty, square - 2);
+      context.fillRect(x + size * (1 - empty), y + 1, size * empty, tall - 2);
     }
     if (copied.has(block)) {
       context.strokeStyle = c.mine;
       context.lineWidth = 2.5;
-      context.strokeRect(x + 1, y + 1, Math.max(1, size - 2), square - 2);
+      context.strokeRect(x + 1, y + 1, Math.max(1, size - 2), tall - 2);
     }
   }
   const entries = tables.reduce((sum, t) => sum + t.entries, 0), hidden = entries - tables.reduce((sum, t) => sum + t.blocks.length, 0);

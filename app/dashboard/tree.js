@@ -2,6 +2,8 @@
 // behind it. Where bars split, texts part; a notch marks a block that was copied there.
 
 const tree = { bars: [] };
+const TREE_EMPTY = "Nothing is indexed yet: ask a question.";
+const TREE_HINT = "Where one bar splits, texts part. A notch marks a block that was copied there.";
 
 function layTree(nodes) {
   const children = nodes.map(() => []), roots = [];
@@ -75,7 +77,9 @@ function drawTree() {
     `${nodeName(node)}: ${bytes(node.blocks * picture.block_bytes)}, ${plural(treeReaders(node), "reader")}${node.copied ? `, ${plural(node.copied, "block")} copied` : ""}`),
     (line) => make("li", line));
   $("tree").dataset.nodes = String(nodes.length);
-  if (!nodes.length) text("tree-hover", "Nothing is indexed yet: ask a question.");
+  const said = $("tree-hover").textContent;
+  if (!nodes.length) text("tree-hover", TREE_EMPTY);
+  else if (said === TREE_EMPTY) text("tree-hover", TREE_HINT);
 }
 
 function pointAtTree(event) {
