@@ -1,0 +1,71 @@
+"""Stopping while people are being answered, and starting again: nothing that was written is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.principal import Principal
+from app.runtime import Runtime
+from app.settings import load_settings
+from app.updates import Text
+from engine.types import Delta
+from tests.app.conftest import FakeParts
+from tests.app.fakes import FakeEngine
+
+ANN = Principal("anonymous", "b-ann")
+
+
+async def started(folder: Path, engine: FakeEngine) -> Runtime:
+    runtime = Runtime(load_settings(data_dir=folder), FakeParts(engine))
+    runtime.open()
+    runtime.start()
+    await runtime.wait_seeded()
+    return runtime
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["viewer stays", "viewer was cut off first"])
+async def test_a_running_answer_is_kept_and_marked(tmp_path: Path, watched: bool) -> None:
+    engine = FakeEngine(script=[Delta(0, "Half", (80,)), "hold"])
+    runtime = await started(tmp_path / "d", engine)
+    talk = await runtime.store.create(ANN)
+    written = asyncio.Event()
+
+    async def watch() -> None:
+        async for update in runtime.chat.ask(ANN, talk.id, "When does the bakery open?"):
+            if isinstance(update, Text):
+                written.set()
+
+    viewer = asyncio.create_task(watch())
+    await asyncio.wait_for(written.wait(), 20)
+    if not watched:
+        viewer.cancel()
+        await asyncio.gather(viewer, return_exceptions=True)
+    await runtime.stop()
+    viewer.cancel()
+    await asyncio.gather(viewer, return_exceptions=True)
+    assert engine.generations[0].aborted
+    again = await started(tmp_path / "d", FakeEngine())
+    try:
+        asked, answered = await again.store.path(ANN, talk.id)
+        assert asked.text == "When does the bakery open?"
+        assert (answered.text, answered.status) == ("Half", "stopped")
+    finally:
+        await again.stop()
+
+
+async def test_keys_accounts_and_sessions_outlive_a_restart(tmp_path: Path) -> None:
+    runtime = await started(tmp_path / "d", FakeEngine())
+    _, secret = await runtime.keys.create("script")
+    person = await runtime.accounts.create("Ann", "correct horse", "reader")
+    token = await runtime.accounts.sign_in("Ann", "correct horse", "a", "x")
+    cookie = {"cookie": f"{runtime.signer.name}_s={token}"}
+    await runtime.stop()
+    again = await started(tmp_path / "d", FakeEngine())
+    try:
+        assert again.keys.principal(secret) is not None
+        assert again.accounts.principal(cookie) == person.principal
+    finally:
+        await again.stop()
