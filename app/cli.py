@@ -12,7 +12,7 @@ import typer
 
 from app.cache_home import ensure_cache_home
 from app.cli_people import register
-from app.errors import AppError
+from app.errors import AppError, SettingsError
 from app.settings import Settings, load_settings
 from engine.errors import EngineError
 from rag.errors import RagError
@@ -174,6 +174,49 @@ def demo(
     said = _guarded(lambda: run_demo(load_settings(host=host, port=port, data_dir=data_dir), readers, record))
     if said:
         typer.echo(said)
+
+
+@app.command(name="eval")
+def evaluation(
+    split: Annotated[str, typer.Option(help="Which half of the sample questions: dev or test.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=4, help="So many questions at most.")] = None,
+    beir: Annotated[
+        Path | None, typer.Option(help="A folder in the BEIR layout; retrieval only is measured on it.")
+    ] = None,
+    answers: Annotated[bool, typer.Option(help="Also have the model answer.")] = True,
+    keep: Annotated[
+        Path | None, typer.Option(help="A folder that keeps the prepared sample library between runs.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure search, answers, refusals, citations and prompt layout; JSON keys: see docs/evaluation.md."""
+    from app.evaluation.report import evaluate, evaluate_folder, lines
+
+    def say(text: str) -> None:
+        if not as_json:
+            typer.echo(text, err=True)
+
+    def work() -> dict[str, Any]:
+        settings = load_settings()
+        if beir is not None:
+            return evaluate_folder(settings, beir)
+        if split not in ("dev", "test"):
+            raise SettingsError(f"--split is {split[:40]!r}; it must be dev or test.")
+        return evaluate(
+            settings,
+            split="dev" if split == "dev" else "test",
+            limit=limit,
+            answers=answers,
+            folder=keep,
+            say=say,
+        )
+
+    result = _guarded(work)
+    if as_json:
+        _print_json(result)
+        return
+    for line in lines(result):
+        typer.echo(line)
 
 
 @app.command()
