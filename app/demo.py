@@ -131,7 +131,7 @@ class Demo:
         """Whoever sits at the machine, or administers it, may start one; visitors may not."""
         if principal is None:
             return False
-        return principal.kind == "local" or getattr(principal, "role", "reader") == "administrator"
+        return principal.kind == "local" or principal.role == "administrator"
 
     def start_by(self, principal: Principal | None, readers: int = MIN_READERS) -> None:
         """`start` for somebody; raises `NotAllowed` for those who may not."""
