@@ -265,8 +265,9 @@ def report(found: dict[str, Any]) -> list[str]:
     rows = (("contiguous", "contiguous_bytes"), ("paged", "paged_bytes"), ("shared", "own_bytes"))
     lines = [
         f"{found['model']} on {found['device_bytes'] / GIB:.1f} GiB, {USABLE:.0%} of it used: "
-        f"{found['weights_bytes'] / GIB:.1f} GiB of weights leave {found['pool_bytes'] / GIB:.2f} GiB for KV, "
-        f"{found['pool_blocks']:,} blocks of {found['block_size']} tokens, {size(found['block_bytes'])} each.",
+        f"{found['weights_bytes'] / GIB:.1f} GiB of weights leave {found['pool_bytes'] / GIB:.2f} GiB "
+        f"for KV, {found['pool_blocks']:,} blocks of {found['block_size']} tokens, "
+        f"{size(found['block_bytes'])} each.",
         f"{found['document_tokens']:,} tokens in common in {found['documents']:,} document(s), "
         f"{found['own_tokens']:,} of each reader's own:",
     ]
