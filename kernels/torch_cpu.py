@@ -10,10 +10,15 @@ batch, prefill chunks one by one), and the partial results are merged exactly by
 
 in float32. On the CPU a pass is one call of torch's fused attention, which reads K and V through their
 strides and returns `L`; elsewhere, and where scores are capped, products and softmax are spelled out.
+
+On the CPU, in bfloat16 and float32, `kernels.compiled_tails` takes the tails of decodes, the last merge and
+the conversion of the result in one pass over the data; other dtypes, and machines without numba, stay with
+the gathered batches.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,19 +27,20 @@ from torch import Tensor
 
 from kernels.api import BlockCopy, KernelError, check_attend, check_copies
 from kernels.plan import CPU, AttentionPlan, CostModel, build_plan
+from kernels.torch_merge import NOTHING, Merge
 from kernels.torch_plan import DecodeBatch, DensePass, Work, build_work
 
-#: Log-sum-exp of a row that saw no key: finite, so that a merge never meets `-inf - -inf`.
-NOTHING = -1e30
+log = logging.getLogger(__name__)
+
 #: Scores (elements) that the spelled-out path holds at a time.
 MAX_SCORES = 1 << 24
 
 
 @dataclass(slots=True)
 class _State:
-    """Kept in `plan.state`: the work for each sliding window met so far."""
+    """Kept in `plan.state`: the work for each sliding window met so far, with and without the kernel."""
 
-    work: dict[int | None, Work] = field(default_factory=dict)
+    work: dict[tuple[int | None, bool], Work] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,60 +99,24 @@ def fused_attention(
     return lse, out
 
 
-class _Merge:
-    """Log-sum-exp `[kv_heads, T, group]` and output `[kv_heads, T, group, head_dim]` so far; float32."""
-
-    def __init__(
-        self, shape: tuple[int, int, int, int], device: torch.device, sinks: Tensor | None, mixed: bool
-    ) -> None:
-        kv_heads, rows, group, _ = shape
-        self.lse = torch.empty((kv_heads, rows, group), dtype=torch.float32, device=device)
-        self.out = torch.empty(shape, dtype=torch.float32, device=device)
-        self.empty = sinks is None
-        if sinks is not None:
-            # A sink is a key with a logit and no value.
-            self.lse.copy_(sinks.float().view(kv_heads, 1, group).expand_as(self.lse))
-            self.out.zero_()
-        elif mixed:
-            self.lse.fill_(NOTHING)
-            self.out.zero_()
-
-    def add(self, rows: slice | Tensor, first: bool, lse: Tensor, out: Tensor) -> None:
-        """Merge a partial result of the given rows; `first`: these rows hold nothing yet."""
-        out = out.float()
-        if isinstance(rows, slice):
-            old_lse, old_out = self.lse[:, rows], self.out[:, rows]
-            if first and self.empty:
-                old_lse.copy_(lse)
-                old_out.copy_(out)
-                return
-            old_out.lerp_(out, torch.sigmoid(lse - old_lse).unsqueeze(-1))
-            torch.logaddexp(old_lse, lse, out=old_lse)
-            return
-        if not (first and self.empty):
-            old_lse = self.lse.index_select(1, rows)
-            old_out = self.out.index_select(1, rows)
-            out = old_out.lerp_(out, torch.sigmoid(lse - old_lse).unsqueeze(-1))
-            lse = torch.logaddexp(old_lse, lse)
-        self.lse.index_copy_(1, rows, lse)
-        self.out.index_copy_(1, rows, out)
-
-    def result(self, dtype: torch.dtype) -> Tensor:
-        """`[T, kv_heads * group, head_dim]`, converted and laid out in one pass."""
-        kv_heads, rows, group, head_dim = self.out.shape
-        result = torch.empty((rows, kv_heads, group, head_dim), dtype=dtype, device=self.out.device)
-        return result.copy_(self.out.permute(1, 0, 2, 3)).view(rows, kv_heads * group, head_dim)
-
-
 class TorchBackend:
-    """See `kernels.api.AttentionBackend`. Plans keep their index tensors on `device`."""
+    """See `kernels.api.AttentionBackend`. Plans keep their index tensors on `device`.
+
+    `compiled`: use the compiled kernel where it serves. None: yes for `torch_cpu`, where numba is installed.
+    """
 
     def __init__(
-        self, device: torch.device | str = "cpu", *, name: str = "torch_cpu", cost: CostModel = CPU
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        name: str = "torch_cpu",
+        cost: CostModel = CPU,
+        compiled: bool | None = None,
     ) -> None:
         self.name = name
         self.device = torch.device(device)
         self.cost = cost
+        self.compiled = name == "torch_cpu" and _has_compiler() if compiled is None else compiled
 
     def plan(
         self,
@@ -185,12 +155,16 @@ class TorchBackend:
         group = check_attend(query, key_pool, value_pool, plan, sinks)
         if not isinstance(plan.state, _State):
             raise KernelError(f"the plan was not made by the backend {self.name}")
-        work = plan.state.work.get(sliding_window)
+        compiled = self.compiled and _kernel_serves(query, key_pool, value_pool)
+        work = plan.state.work.get((sliding_window, compiled))
         if work is None:
-            work = plan.state.work[sliding_window] = build_work(plan, sliding_window, self.device)
+            work = build_work(plan, sliding_window, self.device, compiled=compiled)
+            plan.state.work[sliding_window, compiled] = work
         kv_heads, _, head_dim = key_pool.shape
-        stacked = query.view(plan.rows, kv_heads, group, head_dim).permute(1, 0, 2, 3).contiguous()
-        merge = _Merge((kv_heads, plan.rows, group, head_dim), query.device, sinks, work.mixed)
+        stacked = query.view(plan.rows, kv_heads, group, head_dim).permute(1, 0, 2, 3)
+        if work.passes:
+            stacked = stacked.contiguous()
+        merge = Merge((kv_heads, plan.rows, group, head_dim), query.device, sinks, work.mixed)
         how = _Scores(scale, soft_cap, fused=can_fuse(query.device, soft_cap))
         for item in work.passes:
             rows = item.rows
@@ -209,7 +183,21 @@ class TorchBackend:
         tally.kv_bytes_logical += work.tokens_logical * token_bytes
         tally.kv_bytes_read += work.tokens_read * token_bytes
         tally.shared_passes += work.shared_passes
-        return merge.result(query.dtype)
+        if work.tails is None:
+            return merge.result(query.dtype)
+        from kernels.compiled_tails import finish
+
+        return finish(
+            work.tails,
+            query,
+            key_pool,
+            value_pool,
+            scale=scale,
+            soft_cap=soft_cap,
+            lse=merge.lse,
+            out=merge.out,
+            all_started=not merge.empty,
+        )
 
     def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
         """See `AttentionBackend.write`."""
@@ -237,6 +225,22 @@ class TorchBackend:
             for source, target, slots in copies:
                 a, b = source * block_size, target * block_size
                 pool[:, b : b + slots] = pool[:, a : a + slots]
+
+
+def _has_compiler() -> bool:
+    """Whether the compiled kernel can be imported; said aloud where not."""
+    try:
+        import kernels.compiled_tails  # noqa: F401
+    except ImportError as error:
+        log.warning("Decode attention runs in torch, which is slower: %s", error)
+        return False
+    return True
+
+
+def _kernel_serves(query: Tensor, key_pool: Tensor, value_pool: Tensor) -> bool:
+    from kernels.compiled_tails import can_read
+
+    return can_read(query, key_pool, value_pool)
 
 
 def _parts(work: DensePass, keys: Tensor, values: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -25,6 +25,8 @@ VIEW_TOKENS = 512
 SOLO_TOKENS = 512
 #: Padding (in tokens) that a gathered batch of decodes may waste before it is cut in two.
 PADDING_TOKENS = 400
+#: What the compiled kernel's merging and writing of a row costs, in tail tokens.
+ROW_TOKENS = 4
 
 
 @dataclass(slots=True)
@@ -70,11 +72,30 @@ class DecodeBatch:
     additive: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """Own tails of single queries for the compiled kernel: row `r` of the packed query reads the runs
+    `first[r]..first[r + 1]`, none where its work is done in passes.
+
+    first    int64 [rows + 1]
+    slot     int64 [runs], tokens int64 [runs]: stretches of the pool
+    started  bool [rows]: a pass has left a partial result of this row
+    work     int64 [rows + 1]: cumulative cost in tail tokens, by which threads share the rows
+    """
+
+    first: IntArray
+    slot: IntArray
+    tokens: IntArray
+    started: npt.NDArray[np.bool_]
+    work: IntArray
+
+
 @dataclass(slots=True)
 class Work:
     """All products of one layer, and the KV tokens that they read.
 
     mixed: some pass meets both rows that an earlier pass has touched and rows that none has.
+    tails: what the compiled kernel does after the passes; None: the passes are all there is.
     """
 
     passes: list[DensePass | DecodeBatch]
@@ -82,16 +103,22 @@ class Work:
     tokens_logical: int
     shared_passes: int
     mixed: bool = False
+    tails: Tails | None = None
 
 
-def build_work(plan: AttentionPlan, window: int | None, device: torch.device) -> Work:
-    """Lay out one layer's products for a sliding window (None: none)."""
-    return _WorkBuilder(plan, window, device).build()
+def build_work(
+    plan: AttentionPlan, window: int | None, device: torch.device, *, compiled: bool = False
+) -> Work:
+    """Lay out one layer's products for a sliding window (None: none).
+
+    `compiled`: short tails of single queries go to the compiled kernel, not into gathered batches.
+    """
+    return _WorkBuilder(plan, window, device, compiled).build()
 
 
 class _WorkBuilder:
-    def __init__(self, plan: AttentionPlan, window: int | None, device: torch.device) -> None:
-        self.plan, self.window, self.device = plan, window, device
+    def __init__(self, plan: AttentionPlan, window: int | None, device: torch.device, compiled: bool) -> None:
+        self.plan, self.window, self.device, self.compiled = plan, window, device, compiled
         self.touched = np.zeros(plan.rows, dtype=bool)
         self.work = Work([], 0, 0, 0)
 
@@ -125,7 +152,10 @@ class _WorkBuilder:
                 self._dense(segment, rows, positions)
             else:
                 decodes.append(segment.clipped(self._oldest(first)))
-        self._decodes(decodes)
+        if self.compiled and decodes:
+            work.tails = self._tails(decodes)
+        else:
+            self._decodes(decodes)
         return work
 
     def _rows_of(self, s: int) -> IntArray:
@@ -170,6 +200,23 @@ class _WorkBuilder:
                 gather=self._tensor(_slots(segment.runs)) if gathered else None,
                 first=self._first(rows),
             )
+        )
+
+    def _tails(self, segments: list[Segment]) -> Tails:
+        rows = self.plan.rows
+        runs: list[tuple[Run, ...]] = [()] * rows
+        costs = np.full(rows, ROW_TOKENS, dtype=np.int64)
+        for segment in segments:
+            row = self.plan.query_starts[segment.readers[0]]
+            runs[row] = segment.runs
+            costs[row] += segment.tokens
+        flat = [run for row_runs in runs for run in row_runs]
+        return Tails(
+            first=np.cumsum([0, *(len(row_runs) for row_runs in runs)], dtype=np.int64),
+            slot=np.asarray([run.slot for run in flat], dtype=np.int64),
+            tokens=np.asarray([run.tokens for run in flat], dtype=np.int64),
+            started=self.touched.copy(),
+            work=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(costs)]),
         )
 
     def _decodes(self, segments: list[Segment]) -> None:

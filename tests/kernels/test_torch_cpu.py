@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,19 +31,22 @@ def check(case: Case, backend: TorchBackend) -> None:
 
 @given(cases())
 @settings(max_examples=100, deadline=None)
-def test_equals_the_oracle_in_float32(case: Case) -> None:
-    check(case, TorchBackend(cost=ALWAYS))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_equals_the_oracle_in_float32(compiled: bool, case: Case) -> None:
+    check(case, TorchBackend(cost=ALWAYS, compiled=compiled))
 
 
 @given(cases(dtypes=(torch.bfloat16, torch.float16)))
 @settings(max_examples=40, deadline=None)
-def test_equals_the_oracle_in_half_precision(case: Case) -> None:
-    check(case, TorchBackend(cost=ALWAYS))
+@pytest.mark.parametrize("compiled", [False, True])
+def test_equals_the_oracle_in_half_precision(compiled: bool, case: Case) -> None:
+    check(case, TorchBackend(cost=ALWAYS, compiled=compiled))
 
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
-def test_small_tiles_views_and_split_batches_change_nothing(case: Case) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_small_tiles_views_and_split_batches_change_nothing(compiled: bool, case: Case) -> None:
     """The same with every threshold moved so that tiles, views, several batches and row splits all occur."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels.torch_plan, "TILE_ROWS", 5)
@@ -49,14 +54,14 @@ def test_small_tiles_views_and_split_batches_change_nothing(case: Case) -> None:
         patch.setattr(kernels.torch_plan, "SOLO_TOKENS", 12)
         patch.setattr(kernels.torch_plan, "PADDING_TOKENS", 3)
         patch.setattr(kernels.torch_cpu, "MAX_SCORES", 200)
-        check(case, TorchBackend(cost=ALWAYS))
+        check(case, TorchBackend(cost=ALWAYS, compiled=compiled))
 
 
 @given(cases())
 @settings(max_examples=60, deadline=None)
 def test_the_spelled_out_path_equals_the_oracle(case: Case) -> None:
     """What a GPU without Triton runs: no fused attention of the CPU."""
-    backend = TorchBackend(cost=ALWAYS)
+    backend = TorchBackend(cost=ALWAYS, compiled=False)
     with pytest.MonkeyPatch.context() as patch:
 
         def refuse(*args: object, **kwargs: object) -> None:
@@ -71,8 +76,8 @@ def test_the_spelled_out_path_equals_the_oracle(case: Case) -> None:
 @settings(max_examples=60, deadline=None)
 def test_bytes_are_counted_where_they_are_read(batch: Batch) -> None:
     case = case_of(batch, kv_heads=2, head_dim=8)
-    for shared_pass in (True, False):
-        _, plan = case.run(TorchBackend(cost=ALWAYS), shared_pass=shared_pass)
+    for shared_pass, compiled in itertools.product((True, False), repeat=2):
+        _, plan = case.run(TorchBackend(cost=ALWAYS, compiled=compiled), shared_pass=shared_pass)
         token_bytes = 2 * 2 * 8 * 4
         assert plan.tally.kv_bytes_logical == plan.counters.logical_tokens * token_bytes
         assert plan.tally.kv_bytes_read == plan.counters.physical_tokens * token_bytes
