@@ -4,9 +4,10 @@
              ─▶ engine ─▶ stages, text ─▶ sources and receipt, stored with the answer
 
 Scopes are derived here, by the server, from what a segment is: nobody outside chooses one. One turn runs
-in a conversation at a time. Whoever stops looking (a closed page, a cancelled call) ends the turn: the
-engine's request is aborted in `finally` and the part that was written is kept, marked as stopped. Python
-does not close a generator that another one iterates over, hence `aclosing` wherever one passes on another.
+in a conversation at a time. It belongs to the conversation, not to the call that began it: a page that was
+reloaded joins it again (`watch`), and `GRACE_S` seconds without a viewer end it (`app.live`): the engine's
+request is aborted and the part that was written is kept, marked as stopped. Python does not close a
+generator that another one iterates over, hence `aclosing` wherever one passes on another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
 from app.limits import Limits, MeteredGeneration
+from app.live import HEARTBEAT_S, LiveTurn
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
 from app.receipts import receipt_json
@@ -36,11 +38,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coread")
 T = TypeVar("T")
-#: Longest silence towards a viewer; a page that was closed is noticed at the next sign of life.
-HEARTBEAT_S = 0.4
+#: Seconds without a viewer after which a turn is ended.
+GRACE_S = 5.0
 #: Characters between two looks for a loop.
 _CHECK_EVERY = 40
 _LOOPED = "The model began to repeat itself; the answer was ended there."
+_RUNNING = "This conversation is still being answered; stop it or wait for the end."
+#: Seconds that a running turn has to end when the server stops.
+_CLOSE_S = 3.0
 _PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
 
 
@@ -70,6 +75,10 @@ class _Turn:
     spans: tuple[Span, ...] | None = None
     generation: MeteredGeneration | None = None
     stopped: bool = False
+    #: The engine has been asked; from here on a turn is ended by aborting its request.
+    submitted: bool = False
+    #: The conversation is being deleted: nothing of the turn is kept.
+    forgotten: bool = False
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     receipt: dict[str, Any] | None = None
@@ -94,6 +103,8 @@ class Chat:
         self._settings, self._engine, self._store = settings, engine, store
         self._knowledge, self._prompter, self._limits = knowledge, prompter, limits
         self._turns: dict[str, _Turn] = {}
+        self._live: dict[str, LiveTurn] = {}
+        self.grace_s = GRACE_S
         self._inviting: set[str] = set()
         self._saving: set[asyncio.Task[Message]] = set()
 
@@ -123,7 +134,7 @@ class Chat:
             principal, principal, conversation, path, question, self._sampling(),
             await self._store.readable(principal), path[-1].id if path else None,
         )  # fmt: skip
-        async with aclosing(self._run(turn)) as updates:
+        async with aclosing(self._begin(turn).view()) as updates:
             async for update in updates:
                 yield update
 
@@ -146,7 +157,7 @@ class Chat:
             principal, principal, conversation, path[:-1], asked.text, sampling,
             await self._store.readable(principal), asked.parent_id, asked.id,
         )  # fmt: skip
-        async with aclosing(self._run(turn)) as updates:
+        async with aclosing(self._begin(turn).view()) as updates:
             async for update in updates:
                 yield update
 
@@ -163,9 +174,14 @@ class Chat:
             principal, principal, conversation, path[:-1], question, self._sampling(),
             await self._store.readable(principal), path[-1].parent_id,
         )  # fmt: skip
-        async with aclosing(self._run(turn)) as updates:
+        async with aclosing(self._begin(turn).view()) as updates:
             async for update in updates:
                 yield update
+
+    async def watch(self, principal: Principal, conversation_id: str) -> LiveTurn | None:
+        """The turn that runs in the principal's conversation, None where none does."""
+        await self._store.conversation(principal, conversation_id)
+        return self._live.get(conversation_id)
 
     async def stop(self, principal: Principal, conversation_id: str) -> None:
         """End the running turn; its viewer gets the part that was written as a finished answer."""
@@ -178,7 +194,14 @@ class Chat:
 
     async def delete(self, principal: Principal, conversation_id: str) -> None:
         """Delete a conversation, ending its turn and giving its place in memory up."""
-        await self.stop(principal, conversation_id)
+        await self._store.conversation(principal, conversation_id)
+        turn, live = self._turns.get(conversation_id), self._live.get(conversation_id)
+        if turn is not None:
+            turn.forgotten = True
+            if turn.generation is not None:
+                turn.generation.abort()
+        if live is not None:
+            await live.cancel()
         await self._store.delete(principal, conversation_id)
         self._engine.close_conversation(conversation_id)
 
@@ -207,17 +230,46 @@ class Chat:
     async def close(self) -> None:
         """End every turn and wait until what was written is stored."""
         for turn in list(self._turns.values()):
+            turn.stopped = True
             if turn.generation is not None:
                 turn.generation.abort()
+        live = list(self._live.values())
+        for running in live:
+            running.unless_done_within(_CLOSE_S)
+        await asyncio.gather(*(running.wait() for running in live))
         if self._saving:
             await asyncio.gather(*self._saving, return_exceptions=True)
 
     # -- a turn ------------------------------------------------------------------------------------------
 
+    def _begin(self, turn: _Turn) -> LiveTurn:
+        """Run a turn in a task of its own; raises `TurnRunning` where one runs already."""
+        id = turn.conversation.id
+        if id in self._live or id in self._turns:
+            raise TurnRunning(_RUNNING)
+
+        def abandoned() -> None:
+            turn.stopped = True
+            if turn.generation is not None:
+                turn.generation.abort()  # the turn then ends by itself, with its receipt
+            elif not turn.submitted:
+                live.kill()
+
+        def ended() -> None:
+            if self._live.get(id) is live:
+                del self._live[id]
+
+        live = LiveTurn(
+            self._run(turn), question=turn.question, parent=turn.parent, grace_s=self.grace_s,
+            abandoned=abandoned, ended=ended,
+        )  # fmt: skip
+        self._live[id] = live
+        return live
+
     async def _run(self, turn: _Turn) -> AsyncGenerator[Update, None]:
         id = turn.conversation.id
         if id in self._turns:
-            raise TurnRunning("This conversation is still being answered; stop it or wait for the end.")
+            raise TurnRunning(_RUNNING)
         self._turns[id] = turn
         built: Built | None = None
         preparing = asyncio.ensure_future(self._prepare(turn))
@@ -231,6 +283,7 @@ class Chat:
                     turn, [p.span.reference(n, p.zone) for n, p in enumerate(built.placed, 1)]
                 )
             )
+            turn.submitted = True
             turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
             if turn.stopped:
                 turn.generation.abort()
@@ -250,7 +303,8 @@ class Chat:
             preparing.cancel()
             if turn.generation is not None:
                 turn.generation.abort()  # nothing happens where it has ended
-            if turn.asked is not None and turn.receipt is None and built is not None and turn.text.strip():
+            unsaved = turn.asked is not None and turn.receipt is None and not turn.forgotten
+            if unsaved and built is not None and turn.text.strip():
                 self._save_later(turn, built)
 
     async def _sources(self, turn: _Turn, references: Sequence[Reference]) -> tuple[Source, ...]:

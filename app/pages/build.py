@@ -122,27 +122,28 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         outputs = list(named.values())
         to_components = _components(named)
 
-        def on(trigger: Any, fn: Callable[..., Any], inputs: list[Any], progress: str = "hidden") -> None:
+        def on(trigger: Any, fn: Callable[..., Any], inputs: list[Any], trigger_mode: str = "once") -> None:
             trigger(
                 _streamed(fn, to_components) if _is_stream(fn) else _once(fn, to_components),
                 inputs,
                 outputs,
                 concurrency_limit=_CONCURRENCY,
                 concurrency_id=getattr(fn, "__name__", None),
-                show_progress=progress,
+                show_progress="hidden",
+                trigger_mode=trigger_mode,
                 api_visibility="undocumented",
                 api_name=getattr(fn, "__name__", None),
             )
 
-        on(memory.ready, talks.load, [])
+        on(memory.ready, chat_handlers.enter, [conversation])
         on(memory.ready, library_handlers.show, [])
         on(question.submit, chat_handlers.ask, [question, conversation, document])
         for button in suggestions:
             on(button.click, chat_handlers.ask, [button, conversation, document])
         on(question.stop, chat_handlers.stop, [conversation])
         on(chat.retry, chat_handlers.regenerate, [conversation])
-        on(history.input, talks.open, [history])
-        on(search.change, talks.search, [search, conversation])
+        on(history.input, chat_handlers.open, [history], trigger_mode="multiple")
+        on(search.change, talks.search, [search, conversation], "always_last")
         on(title.submit, talks.rename, [title, conversation])
         on(rename.click, talks.rename, [title, conversation])
         for button, ending in ((as_markdown, "md"), (as_json, "json")):

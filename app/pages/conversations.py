@@ -3,6 +3,8 @@ back is believed; each handler resolves the principal from the request and asks 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
@@ -16,6 +18,8 @@ from app.runtime import Runtime
 from app.store import Conversation
 
 SEARCH_ALL = ""
+#: Pages whose state is remembered; the ones that were used longest ago are forgotten.
+_MAX_SCREENS = 10_000
 
 
 def choices_of(documents: Any) -> list[tuple[str, str]]:
@@ -41,20 +45,32 @@ class ConversationHandlers:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._screens: OrderedDict[str, object] = OrderedDict()
 
     def _principal(self, request: gr.Request) -> Principal:
         return self._runtime.principal(request.headers)
 
     # -- lists -------------------------------------------------------------------------------------------
 
-    async def load(self, request: gr.Request) -> dict[str, Any]:
-        """Fill the lists once the models are there."""
+    def take(self, request: gr.Request) -> Callable[[], bool]:
+        """Take a page's chat for what is shown next; the function says whether it still shows that. Streams
+        that were there before end, so that two never write on one page. (A page is known by its session
+        hash, which decides nothing else.)"""
+        page, mine = str(getattr(request, "session_hash", "")), object()
+        self._screens[page] = mine
+        self._screens.move_to_end(page)
+        if len(self._screens) > _MAX_SCREENS:
+            self._screens.popitem(last=False)
+        return lambda: self._screens.get(page) is mine
+
+    async def load(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
+        """Fill the lists, with `conversation` on screen."""
         try:
             principal = self._principal(request)
             documents = await self._runtime.knowledge.documents(principal)
             return {
-                "document": gr.update(choices=choices_of(documents), value=SEARCH_ALL),
-                **await self.listed(principal, None),
+                "document": gr.update(choices=choices_of(documents)),
+                **await self.listed(principal, conversation),
             }
         except AppError as error:
             tell(error)
@@ -67,13 +83,14 @@ class ConversationHandlers:
         conversation on screen."""
         listed = await self._runtime.store.conversations(principal, query=query or "")
         choices = [(talk.title or "Untitled", talk.id) for talk in listed]
+        searching = bool(query and query.strip())
         ids = {talk.id for talk in listed}
         out: dict[str, Any] = {
             "history": gr.update(
                 choices=choices,
                 value=current if current in ids else None,
-                visible=bool(choices) or query is not None,
-                label="Your conversations" if choices or query is None else "No conversation contains that",
+                visible=bool(choices) or searching,
+                label="No conversation contains that" if searching and not choices else "Your conversations",
             )
         }
         if query is None:
@@ -110,7 +127,10 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             talk = await self._runtime.store.conversation(principal, chosen)
+            self.take(request)
             return {
+                **idle(),
+                "history": gr.update(value=chosen),
                 "chat": await self.entries(principal, chosen),
                 "conversation": chosen,
                 "memory": chosen,
@@ -121,13 +141,15 @@ class ConversationHandlers:
             tell(error)
             return {}
 
-    async def new(self) -> dict[str, Any]:
+    async def new(self, request: gr.Request) -> dict[str, Any]:
+        """An empty page."""
+        self.take(request)
         return {
+            **idle(""),
             "chat": [],
             "conversation": None,
             "memory": "",
             "history": gr.update(value=None),
-            "question": "",
             **_opened(None),
         }
 
@@ -137,7 +159,7 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             await self._runtime.chat.delete(principal, conversation)
-            return {**await self.new(), **await self.listed(principal, None)}
+            return {**await self.new(request), **await self.listed(principal, None)}
         except Exception as error:
             tell(error)
             return {}
@@ -165,7 +187,8 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             conversation = await self._runtime.store.show_branch(principal, asked_of(event, "message"))
-            return {"chat": await self.entries(principal, conversation)}
+            self.take(request)
+            return {**idle(), "chat": await self.entries(principal, conversation)}
         except Exception as error:
             tell(error)
             return {}
@@ -174,3 +197,19 @@ class ConversationHandlers:
 def _opened(talk: Conversation | None) -> dict[str, Any]:
     """The part of the sidebar that is about the conversation on screen."""
     return {"opened": gr.update(visible=talk is not None), "title": talk.title if talk is not None else ""}
+
+
+def busy(value: str | None = None) -> dict[str, Any]:
+    """The question box while an answer runs; `value` replaces what stands in it."""
+    return {
+        "question": _box(value, submit_btn=False, stop_btn="Stop"),
+    }
+
+
+def idle(value: str | None = None) -> dict[str, Any]:
+    """The question box when nothing runs; `value` puts a refused question back."""
+    return {"question": _box(value, submit_btn="Ask", stop_btn=False)}
+
+
+def _box(value: str | None, **changes: Any) -> Any:
+    return gr.update(**changes) if value is None else gr.update(value=value, **changes)

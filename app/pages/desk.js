@@ -86,3 +86,14 @@ function follow(event) {
 document.addEventListener("click", follow, true);
 $("close").addEventListener("click", () => sheet.close());
 sheet.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
+
+// A question that is being written survives a reload of its tab.
+const DRAFT = "coread.draft";
+const box = () => document.querySelector("#cr-ask textarea");
+addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, box()?.value || ""));
+setTimeout(() => {
+  const draft = sessionStorage.getItem(DRAFT);
+  if (!box() || !draft || box().value) return;
+  box().value = draft;
+  box().dispatchEvent(new Event("input", { bubbles: true }));
+}, 500);

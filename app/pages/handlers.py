@@ -13,7 +13,7 @@ import gradio as gr
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
 from app.pages import transcript
-from app.pages.conversations import ConversationHandlers, asked_of, tell
+from app.pages.conversations import ConversationHandlers, asked_of, busy, idle, tell
 from app.principal import Principal
 from app.runtime import Runtime
 from app.updates import Finished, Found, Source, Stage, Text, Update
@@ -29,6 +29,49 @@ class ChatHandlers:
 
     def _principal(self, request: gr.Request) -> Principal:
         return self._runtime.principal(request.headers)
+
+    # -- what is on screen -------------------------------------------------------------------------------
+
+    async def enter(
+        self, conversation: str | None, request: gr.Request, event: gr.EventData
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Fill the lists once the models are there. After a reload the script names what was on screen: it is
+        put back, and an answer that is still being written goes on."""
+        yield await self._conversations.load(conversation, request)
+        wanted = asked_of(event, "conversation")
+        if conversation or not wanted:
+            return
+        try:
+            await self._runtime.store.conversation(self._principal(request), wanted)
+        except AppError:
+            return  # deleted meanwhile, or somebody else's browser now
+        async with aclosing(self.open(wanted, request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def open(self, chosen: str | None, request: gr.Request) -> AsyncGenerator[dict[str, Any], None]:
+        """Show a conversation of the principal's own; where an answer is being written, watch it."""
+        if not chosen:
+            return
+        try:
+            principal = self._principal(request)
+            live = await self._runtime.chat.watch(principal, chosen)
+            shown = await self._conversations.open(chosen, request)
+            if live is None or live.done:
+                yield shown
+                return
+            before: list[transcript.Entry] = []
+            if live.parent is not None:
+                before = await self._conversations.entries(principal, chosen, live.parent)
+            before.append(transcript.user_entry(live.question))
+            yield {**shown, **busy(), "chat": before}
+        except Exception as error:
+            tell(error)
+            return
+        outputs = self._stream(request, chosen, before, live.view(), None)
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield output
 
     # -- turns -------------------------------------------------------------------------------------------
 
@@ -46,11 +89,11 @@ class ChatHandlers:
             updates = self._runtime.chat.ask(principal, conversation, question)
         except Exception as error:
             tell(error)
-            yield _idle(question)
+            yield idle(question)
             return
         before.append(transcript.user_entry(question))
-        yield {**_busy(""), "conversation": conversation, "memory": conversation}
-        async with aclosing(self._stream(principal, conversation, before, updates, question)) as outputs:
+        yield {**busy(""), "conversation": conversation, "memory": conversation}
+        async with aclosing(self._stream(request, conversation, before, updates, question)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -72,8 +115,8 @@ class ChatHandlers:
         except Exception as error:
             tell(error)
             return
-        yield _busy()
-        async with aclosing(self._stream(principal, conversation, entries[:cut], updates, None)) as outputs:
+        yield busy()
+        async with aclosing(self._stream(request, conversation, entries[:cut], updates, None)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -91,24 +134,28 @@ class ChatHandlers:
             tell(error)
             return
         before.append(transcript.user_entry(question))
-        yield {**_busy(), "conversation": talk.id, "memory": talk.id}
-        async with aclosing(self._stream(principal, talk.id, before, updates, None)) as outputs:
+        yield {**busy(), "conversation": talk.id, "memory": talk.id}
+        async with aclosing(self._stream(request, talk.id, before, updates, None)) as outputs:
             async for output in outputs:
                 yield output
 
     async def _stream(
         self,
-        principal: Principal,
+        request: gr.Request,
         conversation: str,
         before: list[transcript.Entry],
         updates: AsyncGenerator[Update, None],
         question: str | None,
     ) -> AsyncGenerator[dict[str, Any], None]:
+        """Show a running turn until it ends or the page shows something else."""
+        principal, on_screen = self._principal(request), self._conversations.take(request)
         text, stage, shown = "", "Searching the documents", 0.0
         found: tuple[Source, ...] = ()
         yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
         try:
             async for update in updates:
+                if not on_screen():
+                    return
                 match update:
                     case Stage():
                         changed, stage = update.text != stage, update.text
@@ -128,18 +175,20 @@ class ChatHandlers:
                         entries = await self._conversations.entries(principal, conversation)
                         entries += transcript.notes_entries(update.notes)
                         yield {
-                            **_idle(),
+                            **idle(),
                             "chat": entries,
                             **await self._conversations.listed(principal, conversation),
                         }
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
         except Exception as error:
+            if not on_screen():
+                return
             tell(error)
             again = question if not text else None
-            yield {**_idle(again), "chat": await self._conversations.entries(principal, conversation)}
+            yield {**idle(again), "chat": await self._conversations.entries(principal, conversation)}
         finally:
-            await updates.aclose()  # ends the engine's request too
+            await updates.aclose()  # takes this viewer away
 
     async def stop(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
         """End the running answer; what was written so far is kept."""
@@ -191,19 +240,3 @@ class ChatHandlers:
         finally:
             await invitation.updates.aclose()
         yield {"invite": gr.update(interactive=True)}
-
-
-def _busy(value: str | None = None) -> dict[str, Any]:
-    """The question box while an answer runs; `value` replaces what stands in it."""
-    return {
-        "question": _box(value, submit_btn=False, stop_btn="Stop"),
-    }
-
-
-def _idle(value: str | None = None) -> dict[str, Any]:
-    """The question box when nothing runs; `value` puts a refused question back."""
-    return {"question": _box(value, submit_btn="Ask", stop_btn=False)}
-
-
-def _box(value: str | None, **changes: Any) -> Any:
-    return gr.update(**changes) if value is None else gr.update(value=value, **changes)

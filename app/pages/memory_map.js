@@ -10,6 +10,8 @@ let announced = "";
 let feed = null;
 let delay = 1000;
 let timer = 0;
+const KEPT = "coread.conversation"; // of this tab: what a reload puts back on screen
+let restore = sessionStorage.getItem(KEPT) || "";
 let grid = { cell: 1, columns: 1, ratio: 1 }; // as last drawn, for the pointer
 
 function bytes(count) {
@@ -107,7 +109,9 @@ function show() {
   const stage = engine.seeding ? "seeding" : "seeded";
   if (announced !== stage) {
     announced = stage;
-    trigger("ready"); // the page fills its lists, and again once the sample documents have been read
+    // The page fills its lists, and again once the sample documents have been read.
+    trigger("ready", { conversation: restore });
+    restore = "";
   }
   $("seeding").hidden = !engine.seeding;
   text("seeding", engine.detail);
@@ -176,5 +180,8 @@ canvas.addEventListener("mousemove", (event) => {
 new ResizeObserver(draw).observe(canvas.parentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["class"] });
-watch("value", poll);
+watch("value", () => {
+  sessionStorage.setItem(KEPT, typeof props.value === "string" ? props.value : "");
+  poll();
+});
 poll();

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from app import commands
-from app.chat import HEARTBEAT_S
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
+from app.live import HEARTBEAT_S
 from app.principal import OWNER, Principal
 from app.runtime import Runtime
-from app.store import Message
 from app.updates import Finished, Found, Stage, Text, Update
 from engine.errors import LimitReached, StepFailed
 from engine.types import Delta, Done, Reading, Scope
@@ -125,42 +124,6 @@ async def test_only_one_turn_runs_in_a_conversation(runtime: Runtime, engine: Fa
     assert isinstance(rest[-1], Finished)
     assert rest[-1].message.status == "stopped"
     assert rest[-1].message.receipt is not None, "a stopped answer has its receipt too"
-
-
-async def test_a_viewer_who_leaves_ends_the_turn_and_the_part_is_kept(
-    runtime: Runtime, engine: FakeEngine
-) -> None:
-    engine.script = [Delta(0, "Ha", (82,)), "hold"]
-    talk = await runtime.store.create(ANN)
-    updates = runtime.chat.ask(ANN, talk.id, QUESTION)
-    while not isinstance(await anext(updates), Text):
-        pass
-    await updates.aclose()
-    assert engine.generations[0].aborted
-    path = await _settled(runtime, talk.id)
-    assert [(m.text, m.status) for m in path] == [(QUESTION, "complete"), ("Ha", "stopped")]
-    engine.script = says("Again.")
-    await ask(runtime, ANN, "Go on?", talk.id)  # the conversation is free again
-
-
-async def _settled(runtime: Runtime, talk: str) -> list[Message]:
-    for _ in range(200):
-        path = await runtime.store.path(ANN, talk)
-        if len(path) == 2:
-            return path
-        await asyncio.sleep(0.01)
-    raise AssertionError("the part was not stored")
-
-
-async def test_cancelling_during_the_wait_frees_the_engine(runtime: Runtime, engine: FakeEngine) -> None:
-    engine.script = ["hold"]
-    talk = await runtime.store.create(ANN)
-    task = asyncio.ensure_future(run(runtime.chat.ask(ANN, talk.id, QUESTION)))
-    await engine.submitted.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert engine.generations[0].aborted
 
 
 async def test_silence_is_broken_by_signs_of_life(runtime: Runtime, engine: FakeEngine) -> None:

@@ -67,7 +67,7 @@ async def test_the_page_lists_filters_and_renames(runtime: Runtime, engine: Fake
     ann, request = browser(runtime)
     talk, _ = await ask(runtime, ann, "When does the bakery open?")
     other, _ = await ask(runtime, ann)
-    loaded = await handlers.load(request)
+    loaded = await handlers.load(None, request)
     assert [id for _, id in loaded["history"]["choices"]] == [other, talk]
     assert loaded["opened"]["visible"] is False
     filtered = await handlers.search("bakery", other, request)

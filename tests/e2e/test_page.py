@@ -118,6 +118,22 @@ async def test_an_edited_question_is_a_branch(served: Served, browser: Browser) 
     ann.assert_unharmed()
 
 
+async def test_a_reload_in_mid_answer_finds_it_again(served: Served, browser: Browser) -> None:
+    served.engine.script = [Delta(0, "Hel", (82,)), "hold"]
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    await ann.page.get_by_text("Hel", exact=True).wait_for()
+    await ann.page.locator("#cr-ask textarea").fill("A draft")
+    await ann.page.reload()
+    await ann.page.get_by_text("Hel", exact=True).wait_for()
+    assert "When does the bakery open?" in await ann.page.locator("#cr-chat").inner_text()
+    assert not served.engine.generations[0].aborted
+    assert await ann.page.locator("#cr-ask textarea").input_value() == "A draft"
+    await ann.page.get_by_role("button", name="Stop").click()
+    assert "Stopped before the end." in await ann.answered()
+    ann.assert_unharmed()
+
+
 async def test_stop_keeps_what_was_written(served: Served, browser: Browser) -> None:
     served.engine.script = [Reading(1, 10, 0), Delta(0, "Half", (80,)), "hold"]
     ann = await Person.enter(browser, served.url)
