@@ -58,6 +58,12 @@ class QuestionRefused(AppError):
     status = 422
 
 
+class CommentRefused(AppError):
+    """A comment on an answer is longer than the limit, or no rating came with it."""
+
+    code = "comment_refused"
+
+
 class TitleRefused(AppError):
     """A conversation cannot be called that."""
 

@@ -45,7 +45,7 @@ async def export(runtime: Runtime, principal: Principal, id: str) -> dict[str, A
     """The principal's conversation; raises `NotFoundHere` for any other.
 
     Keys: `format`, `title`, `created`, `updated`, `branch` (ids of the messages on screen, oldest first) and
-    `messages` (id, parent, role, text, status, created, model, receipt, sources).
+    `messages` (id, parent, role, text, status, created, model, receipt, rating, comment, sources).
     """
     conversation = await runtime.store.conversation(principal, id)
     branch = await runtime.store.path(principal, id)
@@ -72,6 +72,8 @@ async def _message(runtime: Runtime, principal: Principal, message: Message) -> 
         "created": _when(message.created),
         "model": message.model,
         "receipt": message.receipt,
+        "rating": message.feedback.rating if message.feedback else None,
+        "comment": message.feedback.comment if message.feedback else None,
         "sources": [
             _source(source, r.version, r.start, r.stop) for source, r in zip(sources, references, strict=True)
         ],

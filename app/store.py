@@ -19,17 +19,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from app.errors import NotFoundHere, TitleRefused
+from app.errors import CommentRefused, NotFoundHere, TitleRefused
 from app.principal import Principal
 from rag.database import Database, Migration
 
 T = TypeVar("T")
 Role = Literal["user", "assistant"]
 Status = Literal["complete", "stopped", "failed"]
+Rating = Literal["good", "bad"]
 Zone = Literal["", "front", "appended"]
 #: Reader of a grant that stands for everybody who can open this server.
 EVERYBODY = "*"
 MAX_TITLE = 120
+MAX_COMMENT = 2_000
 #: Characters of a search among conversations that are looked at.
 _MAX_QUERY = 200
 
@@ -59,10 +61,28 @@ CREATE TABLE app_references (
 CREATE INDEX app_references_document ON app_references (document_id);
 """
 
+_FEEDBACK = """
+CREATE TABLE app_feedback (
+  message_id TEXT PRIMARY KEY REFERENCES app_messages (id) ON DELETE CASCADE,
+  rating TEXT NOT NULL CHECK (rating IN ('good', 'bad')), comment TEXT NOT NULL, created REAL NOT NULL
+) WITHOUT ROWID;
+"""
 _RANKS = "ALTER TABLE app_references ADD COLUMN found TEXT"
 
 #: A version, once released, is never edited.
-MIGRATIONS: tuple[Migration, ...] = (Migration("app", 1, _SCHEMA), Migration("app", 2, _RANKS))
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration("app", 1, _SCHEMA),
+    Migration("app", 2, _RANKS),
+    Migration("app", 3, _FEEDBACK),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What the owner of a conversation thinks of an answer."""
+
+    rating: Rating
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +127,7 @@ class Message:
     model: str | None = None
     receipt: dict[str, Any] | None = None
     references: tuple[Reference, ...] = ()
+    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +354,28 @@ class Store:
 
         return await self._read(read)
 
+    async def rate(self, principal: Principal, message_id: str, feedback: Feedback) -> None:
+        """Store what the conversation's owner thinks of an answer, in place of what was thought before.
+
+        Raises `NotFoundHere` for anything but an answer of the principal's own, `CommentRefused` for a
+        comment over `MAX_COMMENT` characters.
+        """
+        if len(feedback.comment) > MAX_COMMENT:
+            raise CommentRefused(
+                f"The comment has {len(feedback.comment):,} characters; at most {MAX_COMMENT:,} are taken."
+            )
+
+        def write(c: sqlite3.Connection) -> None:
+            sql = "SELECT conversation_id FROM app_messages WHERE id = ? AND role = 'assistant'"
+            row = c.execute(sql, (message_id,)).fetchone()
+            _owned(c, principal, row[0] if row else "")
+            c.execute(
+                "INSERT OR REPLACE INTO app_feedback VALUES (?, ?, ?, ?)",
+                (message_id, feedback.rating, feedback.comment, time.time()),
+            )
+
+        await self._db.write(write)
+
     async def siblings(self, principal: Principal, conversation_id: str, message_id: str) -> list[str]:
         """Ids of the messages under the same parent, oldest first: the alternatives of a branch point."""
 
@@ -431,6 +474,7 @@ def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:
         Reference(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7], r[8], _unpack(r[9]))
         for r in c.execute(sql, (id,))
     )
+    rated = c.execute("SELECT rating, comment FROM app_feedback WHERE message_id = ?", (id,)).fetchone()
     ids: tuple[int, ...] | None = None
     if tokens is not None:
         packed = array("i")
@@ -447,4 +491,5 @@ def _load(c: sqlite3.Connection, row: tuple[Any, ...]) -> Message:
         model,
         json.loads(receipt) if receipt else None,
         references,
+        Feedback(*rated) if rated is not None else None,
     )

@@ -60,8 +60,22 @@ async function call(name, asked, done) {
   }
 }
 
+// The rating is stored at once; words may follow.
+function rate(message, rating, label) {
+  call("feedback", { message, rating }, () => {
+    for (const other of ["good", "bad"]) {
+      document.querySelector(`#cr-chat a[href="#cr-${other}-${message}"]`)
+        ?.setAttribute("aria-current", String(other === rating));
+    }
+    ask("Thank you", `${label} (You may also just close this.)`, "", "Send", (comment) =>
+      call("feedback", { message, rating, comment }, () => sheet.close()));
+  });
+}
+
 const actions = {
   source: (message, number) => call("source", { message, number: Number(number) }, showSource),
+  good: (message) => rate(message, "good", "What was good about it?"),
+  bad: (message) => rate(message, "bad", "What was wrong with it?"),
   branch: (message) => trigger("branch", { message }),
   edit: (message) => call("question", { message }, ({ text }) =>
     ask("Edit the question", "It is asked beside the first one; both stay.", text, "Ask", (edited) => {

@@ -12,11 +12,12 @@ from typing import Any
 
 import gradio as gr
 
-from app.errors import NotFoundHere
+from app.errors import CommentRefused, NotFoundHere
 from app.http_errors import sentence
 from app.pages import transcript
 from app.principal import Principal
 from app.runtime import Runtime
+from app.store import Feedback
 
 _HERE = Path(__file__).parent
 #: Characters of the document that are sent on either side of a passage.
@@ -31,7 +32,7 @@ def build_desk(runtime: Runtime) -> gr.HTML:
         "",
         html_template=(_HERE / "desk.html").read_text(encoding="utf-8"),
         js_on_load=(_HERE / "desk.js").read_text(encoding="utf-8"),
-        server_functions=[_served(runtime, fn) for fn in (source, question)],
+        server_functions=[_served(runtime, fn) for fn in (source, question, feedback)],
         apply_default_css=False,
         elem_id="cr-desk",
     )
@@ -85,3 +86,13 @@ async def question(runtime: Runtime, principal: Principal, asked: Answer) -> Ans
     message = asked.get("message")
     _, found = await runtime.store.find(principal, message if isinstance(message, str) else "")
     return {"text": found.text}
+
+
+async def feedback(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
+    """Store a `rating` ("good" or "bad") and a `comment` for one of the principal's answers."""
+    message, rating, comment = asked.get("message"), asked.get("rating"), asked.get("comment", "")
+    if rating not in ("good", "bad") or not isinstance(comment, str):
+        raise CommentRefused("An answer is rated good or bad, with words if you like.")
+    known = Feedback("good" if rating == "good" else "bad", comment.strip())
+    await runtime.store.rate(principal, message if isinstance(message, str) else "", known)
+    return {"stored": True}

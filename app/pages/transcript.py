@@ -73,6 +73,7 @@ def answer_entries(
     text = render.answer(message.text) if message.text.strip() else "*No text was written.*"
     extra = [note for status, note in _STATUS_NOTES if status == message.status]
     extra += [" ".join(_chip(source, message.id) for source in sources)] if sources else []
+    extra.append(_rating(message))
     if branch is not None and (links := branch.links()):
         extra.append(" ".join([*links, *_cost(message.receipt, block_size)]))
     entries: list[Entry] = [{"role": "assistant", "content": "\n\n".join([text, *extra])}]
@@ -97,6 +98,18 @@ def how_found(found: Ranking) -> str:
     """How search found a passage, in words: "search: dense rank 1, lexical rank 2, score 0.049"."""
     ranks = [f"{leg} rank {rank}" for leg, rank in found.ranks]
     return "search: " + ", ".join([*ranks, f"score {found.score:.3f}"])
+
+
+def _rating(message: Message) -> str:
+    links = [
+        f'[👍](#cr-good-{message.id} "This answer helped")',
+        f'[👎](#cr-bad-{message.id} "This answer did not help")',
+    ]
+    if message.feedback is not None:
+        links.append(
+            "*you found it helpful*" if message.feedback.rating == "good" else "*you found it wrong*"
+        )
+    return " ".join(links)
 
 
 def _cost(receipt: dict[str, Any] | None, block_size: int) -> list[str]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app import render
-from app.errors import NotFoundHere
+from app import exports, render
+from app.errors import CommentRefused, NotFoundHere
 from app.pages import desk, transcript
 from app.principal import OWNER, Principal
 from app.runtime import Runtime
-from app.store import Ranking
+from app.store import MAX_COMMENT, Feedback, Ranking
 from app.updates import Source
 from tests.app.fakes import FakeEngine
 from tests.app.test_chat import ANN, BOB, ask, says
@@ -89,3 +89,33 @@ def test_every_verdict_has_its_words() -> None:
         assert transcript.verdict_words(word).startswith(word)
     assert transcript.verdict_words(None) == ""
     assert render.plain(transcript.how_found(Ranking(0.0491, (("lexical", 2),))))
+
+
+async def test_a_rating_and_a_comment_are_stored_and_replaced(runtime: Runtime, engine: FakeEngine) -> None:
+    talk, finished = await ask(runtime, ANN)
+    id = finished.message.id
+    await desk.feedback(runtime, ANN, {"message": id, "rating": "bad"})
+    await desk.feedback(runtime, ANN, {"message": id, "rating": "good", "comment": " Short <b>. "})
+    stored = (await runtime.store.path(ANN, talk))[-1]
+    assert stored.feedback == Feedback("good", "Short <b>.")
+    assert "you found it helpful" in transcript.answer_entries(stored, ())[0]["content"]
+    exported = (await exports.export(runtime, ANN, talk))["messages"][-1]
+    assert (exported["rating"], exported["comment"]) == ("good", "Short <b>.")
+    await runtime.chat.delete(ANN, talk)
+    with pytest.raises(NotFoundHere):
+        await desk.feedback(runtime, ANN, {"message": id, "rating": "good"})
+
+
+async def test_only_answers_of_ones_own_are_rated(runtime: Runtime, engine: FakeEngine) -> None:
+    talk, finished = await ask(runtime, ANN)
+    id, question = finished.message.id, finished.message.parent_id
+    for who, message in ((BOB, id), (ANN, question), (ANN, None), (ANN, "x")):
+        with pytest.raises(NotFoundHere):
+            await desk.feedback(runtime, who, {"message": message, "rating": "good"})
+    for asked in ({"rating": "great"}, {}, {"rating": "good", "comment": 5}):
+        with pytest.raises(CommentRefused):
+            await desk.feedback(runtime, ANN, {"message": id, **asked})
+    long = {"message": id, "rating": "bad", "comment": "x" * (MAX_COMMENT + 1)}
+    with pytest.raises(CommentRefused, match="at most 2,000"):
+        await desk.feedback(runtime, ANN, long)
+    assert (await runtime.store.path(ANN, talk))[-1].feedback is None
