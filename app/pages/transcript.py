@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 #: What a click on a source asks for; `desk.js` reads it. Ids are of our own making: hexadecimal.
 SOURCE_LINK = "#cr-source-{message}-{number}"
-_MARKS = {"verified": "✓ verified", "similar": "≈ similar", "unsupported": "? unsupported"}
+_MARKS = (("verified", "✓ verified"), ("similar", "≈ similar"), ("unsupported", "? unsupported"))
 _VERDICTS = (
     ("verified", "the answer states what this passage says"),
     ("similar", "close to what the answer says; check it"),
@@ -121,7 +121,7 @@ def _cost(receipt: dict[str, Any] | None, block_size: int) -> list[str]:
 
 def _chip(source: Source, message: str) -> str:
     """A source on one short line under the answer; a click opens the document there."""
-    mark = _MARKS.get(source.verdict or "", "")
+    mark = next((mark for verdict, mark in _MARKS if verdict == source.verdict), "")
     words = f"{source.number} {render.one_line(source.title, 40)}" + (f" · {mark}" if mark else "")
     return f"[{words}]({SOURCE_LINK.format(message=message, number=source.number)})"
 
