@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from types import MappingProxyType
 
 from rag.cite import facts
 
@@ -16,7 +17,7 @@ _NUMBER_WORDS = """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen twenty
 """
-_NUMBERS = {word: str(value) for value, word in enumerate(_NUMBER_WORDS.split())}
+_NUMBERS = MappingProxyType({word: str(value) for value, word in enumerate(_NUMBER_WORDS.split())})
 _TOKEN = re.compile(r"\d+(?:[.,:/]\d+)*|[^\W\d_]+|[%°€$£]")
 #: How a model says that the documents hold no answer.
 _DECLINES = re.compile(
