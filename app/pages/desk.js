@@ -101,13 +101,26 @@ document.addEventListener("click", follow, true);
 $("close").addEventListener("click", () => sheet.close());
 sheet.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
 
-// A question that is being written survives a reload of its tab.
+// A question that is being written survives a reload of its tab. The stored draft stays as it is until it has
+// been put back: a second reload before that must not lose it.
 const DRAFT = "coread.draft";
 const box = () => document.querySelector("#cr-ask textarea");
-addEventListener("pagehide", () => sessionStorage.setItem(DRAFT, box()?.value || ""));
-setTimeout(() => {
+let restored = false;
+function keepDraft() {
+  if (restored) sessionStorage.setItem(DRAFT, box()?.value || "");
+}
+function restoreDraft() {
+  if (!element.isConnected) return;
+  if (!box()) {
+    setTimeout(restoreDraft, 50);
+    return;
+  }
   const draft = sessionStorage.getItem(DRAFT);
-  if (!box() || !draft || box().value) return;
-  box().value = draft;
-  box().dispatchEvent(new Event("input", { bubbles: true }));
-}, 500);
+  if (draft && !box().value) {
+    box().value = draft;
+    box().dispatchEvent(new Event("input", { bubbles: true }));
+  }
+  restored = true;
+}
+addEventListener("pagehide", keepDraft);
+restoreDraft();

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from app.memory_feed import open_readers
 from engine.types import Delta, Done, Reading
@@ -123,6 +123,21 @@ async def test_an_edited_question_is_a_branch(served: Served, browser: Browser) 
     ann.assert_unharmed()
 
 
+async def test_a_draft_survives_a_reload_before_it_was_put_back(served: Served, browser: Browser) -> None:
+    ann = await Person.enter(browser, served.url)
+    await ann.page.locator("#cr-ask textarea").fill("A draft")
+    for _ in range(3):
+        await ann.page.reload(wait_until="commit")
+    await ann.page.reload()
+    await expect(ann.page.locator("#cr-ask textarea")).to_have_value("A draft")
+    await ann.ask("When does the bakery open?")
+    await ann.answered()
+    await ann.page.reload()
+    await ann.page.locator("#cr-chat .message").first.wait_for()
+    await expect(ann.page.locator("#cr-ask textarea")).to_have_value("")
+    ann.assert_unharmed()
+
+
 async def test_a_reload_in_mid_answer_finds_it_again(served: Served, browser: Browser) -> None:
     served.engine.script = [Delta(0, "Hel", (82,)), "hold"]
     ann = await Person.enter(browser, served.url)
@@ -133,7 +148,7 @@ async def test_a_reload_in_mid_answer_finds_it_again(served: Served, browser: Br
     await ann.page.get_by_text("Hel", exact=True).wait_for()
     assert "When does the bakery open?" in await ann.page.locator("#cr-chat").inner_text()
     assert not served.engine.generations[0].aborted
-    assert await ann.page.locator("#cr-ask textarea").input_value() == "A draft"
+    await expect(ann.page.locator("#cr-ask textarea")).to_have_value("A draft")
     await ann.page.get_by_role("button", name="Stop").click()
     assert "Stopped before the end." in await ann.answered()
     ann.assert_unharmed()
