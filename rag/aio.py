@@ -10,7 +10,15 @@ from typing import ParamSpec, TypeVar
 
 from rag.gate import Answerability
 from rag.library import Library
-from rag.types import CheckReport, CollectionInfo, DocumentInfo, DocumentText, Hit, SectionText
+from rag.types import (
+    CheckReport,
+    CollectionInfo,
+    DocumentInfo,
+    DocumentText,
+    DocumentVersion,
+    Hit,
+    SectionText,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +80,9 @@ class AsyncLibrary:
 
     async def info(self, document_id: str, readable: Collection[str]) -> DocumentInfo:
         return await self._run(self.library.info, document_id, readable)
+
+    async def versions(self, document_id: str, readable: Collection[str]) -> list[DocumentVersion]:
+        return await self._run(self.library.versions, document_id, readable)
 
     async def document(self, document_id: str, readable: Collection[str]) -> DocumentText:
         return await self._run(self.library.document, document_id, readable)

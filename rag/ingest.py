@@ -310,5 +310,10 @@ def _commit(
             parsed.confidence, len(parsed.text), len(parsed.pages), len(passages), now, job.document,
         ),
     )  # fmt: skip
+    connection.execute(
+        "INSERT OR REPLACE INTO versions "
+        "SELECT key, version, name, size, characters, passages, updated FROM documents WHERE key = ?",
+        (job.document,),
+    )
     connection.execute("DELETE FROM jobs WHERE document = ?", (job.document,))
     return removed, added, row["content_hash"]

@@ -32,6 +32,7 @@ from rag.types import (
     CollectionInfo,
     DocumentInfo,
     DocumentText,
+    DocumentVersion,
     Hit,
     LibraryLimits,
     SectionText,
@@ -219,6 +220,11 @@ class Library:
         if found.collection_id not in readable:
             raise NotFound("There is no such document.")
         return found
+
+    def versions(self, document_id: str, readable: Collection[str]) -> list[DocumentVersion]:
+        """The versions that a document has had, newest first. Raises `NotFound` as `info` does."""
+        self.info(document_id, readable)
+        return self._db.read_sync(lambda c: records.versions(c, document_id))
 
     def document(self, document_id: str, readable: Collection[str]) -> DocumentText:
         """A ready document's text. Raises `NotFound`, also where it is not ready or not readable."""

@@ -13,7 +13,7 @@ from rag.embed import Vectors
 from rag.errors import NotFound
 from rag.parse.types import Parsed, Section
 from rag.split import Passage
-from rag.types import CollectionInfo, DocumentInfo, DocumentText, SectionText, Status
+from rag.types import CollectionInfo, DocumentInfo, DocumentText, DocumentVersion, SectionText, Status
 
 _DOCUMENT = (
     "SELECT d.*, c.id AS collection_id, j.status AS job_status, j.reason, j.message, j.progress, "
@@ -78,6 +78,16 @@ def document_info_by_key(connection: sqlite3.Connection, key: int) -> DocumentIn
     if row is None:
         raise NotFound("There is no such document.")
     return _info(row)
+
+
+def versions(connection: sqlite3.Connection, document_id: str) -> list[DocumentVersion]:
+    """The versions that became ready, newest first."""
+    rows = connection.execute(
+        "SELECT v.version, v.name, v.size, v.characters, v.passages, v.ready FROM versions v "
+        "JOIN documents d ON d.key = v.document WHERE d.id = ? ORDER BY v.version DESC",
+        (document_id,),
+    )
+    return [DocumentVersion(*row) for row in rows]
 
 
 def document_text(

@@ -57,5 +57,15 @@ CREATE TABLE lexical_totals (
 );
 """
 
+_VERSIONS = """
+CREATE TABLE versions (
+  document INTEGER NOT NULL REFERENCES documents (key) ON DELETE CASCADE, version INTEGER NOT NULL,
+  name TEXT NOT NULL, size INTEGER NOT NULL, characters INTEGER NOT NULL, passages INTEGER NOT NULL,
+  ready REAL NOT NULL, PRIMARY KEY (document, version)
+) WITHOUT ROWID;
+INSERT INTO versions SELECT key, version, name, size, characters, passages, updated FROM documents
+  WHERE version > 0;
+"""
+
 #: A version, once released, is never edited.
-MIGRATIONS: tuple[Migration, ...] = (Migration("rag", 1, _SCHEMA),)
+MIGRATIONS: tuple[Migration, ...] = (Migration("rag", 1, _SCHEMA), Migration("rag", 2, _VERSIONS))

@@ -67,6 +67,18 @@ class DocumentInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentVersion:
+    """What one version of a document was when it became ready. Only the newest one can still be read."""
+
+    version: int
+    name: str
+    size: int
+    characters: int
+    passages: int
+    ready: float
+
+
+@dataclass(frozen=True, slots=True)
 class SectionText:
     """One section; sections follow each other without gaps, so their texts join to the document's."""
 
