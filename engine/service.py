@@ -27,6 +27,7 @@ import psutil
 
 from engine.block_events import BlockEvent
 from engine.core import EngineCore
+from engine.document_memory import DocumentMemory, document_memory
 from engine.errors import EngineError, EngineStarting, EngineUnavailable, IntegrityError, ModelNotFound
 from engine.ledger import MemorySnapshot
 from engine.scheduler import Limits
@@ -204,6 +205,8 @@ class EngineService:
         self._snapshot_at = float("-inf")
         self._tree: TreePicture | None = None
         self._tree_at = float("-inf")
+        self._documents: dict[str, DocumentMemory] = {}
+        self._documents_at = float("-inf")
         self._snapshot_lock = threading.Lock()
         self._make_core: Callable[[], EngineCore] | None = None
 
@@ -365,6 +368,18 @@ class EngineService:
                     self._tree = picture(core.memory)
                 self._tree_at = now
             return self._tree
+
+    def documents(self, *, fresh: bool = False) -> dict[str, DocumentMemory]:
+        """What the memory holds of each document, by id; as old as `tree` may be unless `fresh`."""
+        core = self._ready_core()
+        with self._snapshot_lock:
+            now = time.monotonic()
+            every = max(TREE_INTERVAL_S, core.memory.pool.num_blocks / 20_000)
+            if fresh or now - self._documents_at >= every:
+                with core.lock:
+                    self._documents = document_memory(core.memory)
+                self._documents_at = now
+            return self._documents
 
     def block(self, block: int) -> BlockView | None:
         """What one block holds now; None where there is no such block."""
