@@ -68,12 +68,19 @@ CREATE TABLE app_feedback (
 ) WITHOUT ROWID;
 """
 _RANKS = "ALTER TABLE app_references ADD COLUMN found TEXT"
+_LIBRARY = """
+ALTER TABLE app_conversations ADD COLUMN collection_id TEXT;
+CREATE TABLE app_pins (
+  document_id TEXT PRIMARY KEY, pinned_by TEXT NOT NULL, created REAL NOT NULL
+) WITHOUT ROWID;
+"""
 
 #: A version, once released, is never edited.
 MIGRATIONS: tuple[Migration, ...] = (
     Migration("app", 1, _SCHEMA),
     Migration("app", 2, _RANKS),
     Migration("app", 3, _FEEDBACK),
+    Migration("app", 4, _LIBRARY),
 )
 
 
@@ -132,12 +139,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
+    """`document_id`: it reads this document whole. Else it searches: all that its owner may read, or only
+    `collection_id`."""
+
     id: str
     title: str
     created: float
     updated: float
     document_id: str | None
     head: str | None
+    collection_id: str | None = None
 
 
 class Store:
@@ -164,6 +175,36 @@ class Store:
         sql = "DELETE FROM app_grants WHERE collection_id = ? AND reader = ?"
         await self._db.write(lambda c: c.execute(sql, (collection_id, reader)).rowcount)
 
+    async def readers(self, collection_id: str) -> frozenset[str]:
+        """Who may read the collection: principals' ids and `EVERYBODY`. For its owner only."""
+        sql = "SELECT reader FROM app_grants WHERE collection_id = ?"
+        rows = await self._read(lambda c: c.execute(sql, (collection_id,)).fetchall())
+        return frozenset(row[0] for row in rows)
+
+    async def forget_collection(self, collection_id: str) -> None:
+        """The collection is gone: so are the rights to read it."""
+        sql = "DELETE FROM app_grants WHERE collection_id = ?"
+        await self._db.write(lambda c: c.execute(sql, (collection_id,)).rowcount)
+
+    # -- documents that are kept in memory ----------------------------------------------------------------
+
+    async def pins(self) -> frozenset[str]:
+        """Ids of the documents that somebody wants kept in memory."""
+        rows = await self._read(lambda c: c.execute("SELECT document_id FROM app_pins").fetchall())
+        return frozenset(row[0] for row in rows)
+
+    async def set_pin(self, principal: Principal, document_id: str, kept: bool) -> None:
+        """Remember that a document is to be kept in memory, or no longer."""
+
+        def write(c: sqlite3.Connection) -> None:
+            if kept:
+                row = (document_id, principal.id, time.time())
+                c.execute("INSERT OR REPLACE INTO app_pins VALUES (?, ?, ?)", row)
+            else:
+                c.execute("DELETE FROM app_pins WHERE document_id = ?", (document_id,))
+
+        await self._db.write(write)
+
     # -- conversations -----------------------------------------------------------------------------------
 
     async def create(
@@ -171,7 +212,10 @@ class Store:
     ) -> Conversation:
         now = time.time()
         made = Conversation(_new_id(), title, now, now, document_id, None)
-        sql = "INSERT INTO app_conversations VALUES (?, ?, ?, ?, ?, ?, NULL)"
+        sql = (
+            "INSERT INTO app_conversations (id, owner, title, created, updated, document_id) "
+            "VALUES (?, ?, ?, ?, ?, ?)"
+        )
         row = (made.id, principal.id, title, now, now, document_id)
         await self._db.write(lambda c: c.execute(sql, row).rowcount)
         return made
@@ -182,7 +226,8 @@ class Store:
         """The principal's conversations that have messages, last used first; with a `query` those whose title
         or messages contain it (letters A to Z in either case)."""
         sql = (
-            "SELECT id, title, created, updated, document_id, head FROM app_conversations AS talk "
+            "SELECT id, title, created, updated, document_id, head, collection_id "
+            "FROM app_conversations AS talk "
             "WHERE owner = ? AND head IS NOT NULL AND (title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM "
             "app_messages WHERE conversation_id = talk.id AND text LIKE ? ESCAPE '\\')) "
             "ORDER BY updated DESC LIMIT ?"
@@ -211,12 +256,18 @@ class Store:
         """One conversation; raises `NotFoundHere` unless the principal owns it."""
         return await self._read(lambda c: _owned(c, principal, id))
 
-    async def set_document(self, principal: Principal, id: str, document_id: str | None) -> None:
-        """Choose the document that the conversation reads whole (None: search instead)."""
+    async def set_document(
+        self, principal: Principal, id: str, document_id: str | None, collection_id: str | None = None
+    ) -> None:
+        """Choose the document that the conversation reads whole (None: search instead), or the one
+        collection that is searched (None: all that its owner may read)."""
 
         def write(c: sqlite3.Connection) -> None:
             _owned(c, principal, id)
-            c.execute("UPDATE app_conversations SET document_id = ? WHERE id = ?", (document_id, id))
+            c.execute(
+                "UPDATE app_conversations SET document_id = ?, collection_id = ? WHERE id = ?",
+                (document_id, collection_id, id),
+            )
 
         await self._db.write(write)
 
@@ -439,7 +490,7 @@ def _title(text: str) -> str:
 
 def _owned(c: sqlite3.Connection, principal: Principal, id: str) -> Conversation:
     sql = (
-        "SELECT id, title, created, updated, document_id, head FROM app_conversations "
+        "SELECT id, title, created, updated, document_id, head, collection_id FROM app_conversations "
         "WHERE id = ? AND owner = ?"
     )
     row = c.execute(sql, (id, principal.id)).fetchone()

@@ -123,3 +123,34 @@ async def test_hostile_text_is_data(store: Store) -> None:
     message = await store.add_message(ANN, talk.id, None, "user", hostile)
     assert (await store.path(ANN, talk.id))[0] == message
     assert (await store.conversations(ANN))[0].title == hostile
+
+
+async def test_a_database_from_before_collections_could_be_chosen_is_brought_up_to_date(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "old.sqlite"
+    with Database(path, MIGRATIONS[:3]) as old:
+        row = ("c1", ANN.id, "Old talk", 1.0, 2.0, "doc", None)
+        await old.write(
+            lambda c: c.execute("INSERT INTO app_conversations VALUES (?, ?, ?, ?, ?, ?, ?)", row).rowcount
+        )
+    with Database(path, MIGRATIONS) as new:
+        store = Store(new)
+        talk = await store.conversation(ANN, "c1")
+        assert (talk.title, talk.document_id, talk.collection_id) == ("Old talk", "doc", None)
+        await store.set_document(ANN, "c1", None, "own")
+        assert (await store.conversation(ANN, "c1")).collection_id == "own"
+        assert await store.pins() == frozenset()
+
+
+async def test_readers_and_pins(store: Store) -> None:
+    for reader in (ANN.id, BOB.id, EVERYBODY):
+        await store.grant("own", reader)
+    assert await store.readers("own") == {ANN.id, BOB.id, EVERYBODY}
+    await store.forget_collection("own")
+    assert await store.readers("own") == frozenset()
+    for _ in range(2):
+        await store.set_pin(ANN, "doc", True)
+    assert await store.pins() == {"doc"}
+    await store.set_pin(BOB, "doc", False)
+    assert await store.pins() == frozenset()
