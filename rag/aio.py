@@ -53,6 +53,9 @@ class AsyncLibrary:
     async def collections(self, readable: Collection[str] | None) -> list[CollectionInfo]:
         return await self._run(self.library.collections, readable)
 
+    async def rename_collection(self, collection_id: str, name: str) -> None:
+        await self._run(self.library.rename_collection, collection_id, name)
+
     async def delete_collection(self, collection_id: str) -> None:
         await self._run(self.library.delete_collection, collection_id)
 
@@ -94,6 +97,9 @@ class AsyncLibrary:
 
     async def original(self, document_id: str, readable: Collection[str]) -> bytes:
         return await self._run(self.library.original, document_id, readable)
+
+    async def stored_bytes(self, document_id: str) -> int:
+        return await self._run(self.library.stored_bytes, document_id)
 
     async def wait(self, document_id: str) -> DocumentInfo:
         """Wait, without holding a thread, until the document is ready or failed; `NotFound` if deleted."""

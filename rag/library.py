@@ -157,6 +157,17 @@ class Library:
         """The collections among `readable`, or all of them for None, in the order they were made."""
         return self._db.read_sync(lambda c: records.collections(c, readable))
 
+    def rename_collection(self, collection_id: str, name: str) -> None:
+        """Give a collection another name. Raises `NotFound`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            key = records.collection_key(connection, collection_id)
+            connection.execute(
+                "UPDATE collections SET name = ? WHERE key = ?", (records.clean_name(name), key)
+            )
+
+        self._db.write_sync(write)
+
     def delete_collection(self, collection_id: str) -> None:
         """Delete a collection with all its documents. Raises `NotFound`."""
         for info in self.documents({collection_id}):
@@ -257,6 +268,10 @@ class Library:
             return self._data_dir.file(row[0]).read_bytes()
         except FileNotFoundError as error:
             raise NotFound("The uploaded file is no longer stored.") from error
+
+    def stored_bytes(self, document_id: str) -> int:
+        """Bytes of the files that would go with the document: those that no other document needs."""
+        return self._db.read_sync(lambda c: records.sole_bytes(c, document_id))
 
     def when_finished(self, document_id: str) -> Future[DocumentInfo]:
         """Done when the document is ready or failed; its exception is `NotFound` where it was deleted."""

@@ -173,6 +173,21 @@ def content_in_use(connection: sqlite3.Connection, content_hash: str) -> bool:
     )
 
 
+def sole_bytes(connection: sqlite3.Connection, document_id: str) -> int:
+    """Bytes of the stored files that only this document needs: its version's and its waiting upload's."""
+    needed = (
+        "SELECT d.key, d.content_hash, d.size FROM documents d WHERE d.content_hash IS NOT NULL "
+        "UNION SELECT j.document, j.content_hash, j.size FROM jobs j"
+    )
+    row = connection.execute(
+        f"WITH needed(key, content_hash, size) AS ({needed}) "
+        "SELECT COALESCE(SUM(n.size), 0) FROM needed n JOIN documents d ON d.key = n.key WHERE d.id = ? "
+        "AND NOT EXISTS (SELECT 1 FROM needed o WHERE o.content_hash = n.content_hash AND o.key != n.key)",
+        (document_id,),
+    ).fetchone()
+    return int(row[0])
+
+
 def contents(connection: sqlite3.Connection) -> set[str]:
     """The content hashes of all files that must be stored."""
     rows = connection.execute(

@@ -51,3 +51,22 @@ def test_a_database_from_before_gets_the_present_version_of_each(tmp_path: Path)
     with Database(path, MIGRATIONS) as new:
         rows = new.read_sync(lambda c: c.execute("SELECT * FROM versions").fetchall())
     assert [tuple(row) for row in rows] == [(1, 3, "n.md", 10, 9, 2, 5.0)]
+
+
+def test_what_would_go_with_a_document(library: Library, add: Callable[..., str]) -> None:
+    text = "# Ferry\n\nThe ferry carries 32 cars."
+    library.create_collection("Other", "me", "other")
+    one = add(text, "ferry.md")
+    assert library.stored_bytes(one) == len(text)
+    two = add(text, "the same.md", collection="other")
+    assert library.stored_bytes(one) == library.stored_bytes(two) == 0, "each keeps the file for the other"
+    library.delete_document(two)
+    assert library.stored_bytes(one) == len(text)
+    assert library.stored_bytes("d-nothing") == 0
+
+
+def test_a_collection_is_renamed(library: Library) -> None:
+    library.rename_collection("shared", "New\u202e  name")
+    assert [c.name for c in library.collections(ALL)] == ["New name"]
+    with pytest.raises(NotFound):
+        library.rename_collection("nothing", "x")
