@@ -24,14 +24,16 @@ from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
 from app.limits import Limits, MeteredGeneration
 from app.live import HEARTBEAT_S, LiveTurn
+from app.pages.words import Phrase, phrase
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
-from app.receipts import receipt_json
+from app.receipts import PrefillRate, receipt_json
 from app.repetition import loop_start
 from app.settings import Settings
 from app.store import Conversation, Message, Reference, Status, Store
-from app.updates import Finished, Found, Source, Stage, Text, Update
+from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
+from rag.cite import best_source
 
 if TYPE_CHECKING:
     from engine.service import EngineService
@@ -42,8 +44,8 @@ T = TypeVar("T")
 GRACE_S = 5.0
 #: Characters between two looks for a loop.
 _CHECK_EVERY = 40
-_LOOPED = "The model began to repeat itself; the answer was ended there."
-_RUNNING = "This conversation is still being answered; stop it or wait for the end."
+#: Characters of an answer between two looks for the passage that it leans on.
+_BEST_EVERY = 120
 #: Seconds that a running turn has to end when the server stops.
 _CLOSE_S = 3.0
 _PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
@@ -85,6 +87,8 @@ class _Turn:
     status: Status = "stopped"
     #: How much of `text` has been looked through for a loop, and where one made it end.
     checked: int = 0
+    #: How long `text` was when it was last compared with the passages.
+    compared: int = 0
     cut: int | None = None
 
 
@@ -106,6 +110,7 @@ class Chat:
         self._live: dict[str, LiveTurn] = {}
         self.grace_s = GRACE_S
         self._inviting: set[str] = set()
+        self._prefill = PrefillRate()
         self._saving: set[asyncio.Task[Message]] = set()
 
     # -- what people do ----------------------------------------------------------------------------------
@@ -114,13 +119,10 @@ class Chat:
         """The question without surrounding blanks; raises `QuestionRefused` for an empty or over-long one."""
         stripped = question.strip() if isinstance(question, str) else ""
         if not stripped:
-            raise QuestionRefused("The question is empty: write what you want to know.")
+            raise QuestionRefused(phrase("refused.empty"))
         limit = self._settings.max_question_chars
         if len(stripped) > limit:
-            raise QuestionRefused(
-                f"The question has {len(stripped):,} characters; at most {limit:,} are taken. "
-                "Add long texts as a document instead."
-            )
+            raise QuestionRefused(phrase("refused.long", n=len(stripped), limit=limit))
         return stripped
 
     async def ask(
@@ -145,7 +147,7 @@ class Chat:
         conversation = await self._store.conversation(principal, conversation_id)
         path = await self._store.path(principal, conversation_id, question_id)
         if not path or path[-1].role != "user":
-            raise NotFoundHere("There is no question to answer again.")
+            raise NotFoundHere(phrase("refused.no_question"))
         asked = path[-1]
         sampling = replace(
             self._sampling(),
@@ -169,7 +171,7 @@ class Chat:
         conversation = await self._store.conversation(principal, conversation_id)
         path = await self._store.path(principal, conversation_id, question_id)
         if not path or path[-1].role != "user":
-            raise NotFoundHere("There is no question to edit.")
+            raise NotFoundHere(phrase("refused.no_edit"))
         turn = _Turn(
             principal, principal, conversation, path[:-1], question, self._sampling(),
             await self._store.readable(principal), path[-1].parent_id,
@@ -213,7 +215,7 @@ class Chat:
         It may read exactly those documents, by the inviter's right, and counts against the inviter's limits.
         """
         if principal.id in self._inviting:
-            raise TurnRunning("Your second reader is still reading; wait until it has finished.")
+            raise TurnRunning(phrase("refused.reader_running"))
         readable = await self._store.readable(principal)
         spans, asked = await self._shared_spans(principal, readable, conversation_id, document_id)
         document = await self._knowledge.document(readable, spans[0].document_id)
@@ -246,7 +248,7 @@ class Chat:
         """Run a turn in a task of its own; raises `TurnRunning` where one runs already."""
         id = turn.conversation.id
         if id in self._live or id in self._turns:
-            raise TurnRunning(_RUNNING)
+            raise TurnRunning(phrase("refused.running"))
 
         def abandoned() -> None:
             turn.stopped = True
@@ -269,20 +271,22 @@ class Chat:
     async def _run(self, turn: _Turn) -> AsyncGenerator[Update, None]:
         id = turn.conversation.id
         if id in self._turns:
-            raise TurnRunning(_RUNNING)
+            raise TurnRunning(phrase("refused.running"))
         self._turns[id] = turn
         built: Built | None = None
         preparing = asyncio.ensure_future(self._prepare(turn))
         try:
-            yield Stage("searching", "Searching the documents")
+            yield Stage("searching", phrase("stage.searching"))
             while not (await asyncio.wait({preparing}, timeout=HEARTBEAT_S))[0]:
-                yield Stage("searching", "Searching the documents")
+                yield Stage("searching", phrase("stage.searching"))
             built = preparing.result()
             yield Found(
                 await self._sources(
                     turn, [p.span.reference(n, p.zone) for n, p in enumerate(built.placed, 1)]
                 )
             )
+            if (best := await self._best(turn, built, turn.question)) is not None:
+                yield best
             turn.submitted = True
             turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
             if turn.stopped:
@@ -292,11 +296,11 @@ class Chat:
                     turn.principal, id, turn.parent, "user", turn.question
                 )
                 turn.asked = question.id
-            async with aclosing(self._stream(turn)) as updates:
+            async with aclosing(self._stream(turn, built)) as updates:
                 async for update in updates:
                     yield update
             message = await self._save(turn, built)
-            notes = built.notes if turn.cut is None else (*built.notes, _LOOPED)
+            notes = built.notes if turn.cut is None else (*built.notes, phrase("note.looped"))
             yield Finished(message, await self._sources(turn, shown_of(message.references)), notes)
         finally:
             self._turns.pop(id, None)
@@ -309,6 +313,15 @@ class Chat:
 
     async def _sources(self, turn: _Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
         return await self._knowledge.sources_in(turn.readable, references)
+
+    async def _best(self, turn: _Turn, built: Built, text: str) -> Best | None:
+        """The sentence of the prompt's passages that the end of `text` is nearest to."""
+        found = await asyncio.to_thread(best_source, text, built.placed)
+        if found is None or found.source is None:
+            return None
+        placed = built.placed[found.source]
+        source = (await self._sources(turn, [placed.span.reference(1, placed.zone)]))[0]
+        return Best(source, placed.text[found.source_start : found.source_end])
 
     async def _prepare(self, turn: _Turn) -> Built:
         spans = turn.spans
@@ -329,11 +342,11 @@ class Chat:
             output_scope=Scope.account(turn.principal.id),
         )
 
-    async def _stream(self, turn: _Turn) -> AsyncGenerator[Update, None]:
+    async def _stream(self, turn: _Turn, built: Built) -> AsyncGenerator[Update, None]:
         generation = turn.generation
         if generation is None:
             return
-        stage = Stage("waiting", "Waiting for the engine")
+        stage = Stage("waiting", phrase("stage.engine"))
         yield stage
         async with aclosing(_beats(generation, HEARTBEAT_S)) as events:
             async for event in events:
@@ -347,11 +360,15 @@ class Chat:
                         stage = Stage("reading", _reading_words(event))
                         yield stage
                     case Delta():
-                        stage = Stage("writing", "Writing")
+                        stage = Stage("writing", phrase("stage.writing"))
                         turn.text += event.text
                         turn.tokens += event.tokens
                         if event.text and turn.cut is None:
                             yield Text(event.text)
+                        if len(turn.text) - turn.compared >= _BEST_EVERY:
+                            turn.compared = len(turn.text)
+                            if (best := await self._best(turn, built, turn.text)) is not None:
+                                yield best
                         if len(turn.text) - turn.checked >= _CHECK_EVERY:
                             turn.checked = len(turn.text)
                             turn.cut = loop_start(turn.text)
@@ -359,7 +376,7 @@ class Chat:
                                 generation.abort()
                     case Done():
                         turn.text, turn.tokens = event.text, list(event.tokens)
-                        turn.receipt = receipt_json(event.receipt)
+                        turn.receipt = receipt_json(event.receipt, self._prefill)
                         turn.status = "stopped" if event.reason == "aborted" else "complete"
                         turn.cut = loop_start(turn.text) if turn.cut is None else turn.cut
                         if turn.cut is not None:
@@ -421,7 +438,7 @@ class Chat:
             if placed and all(span.collection_id in readable for span in placed):
                 return placed, asked
         if document_id is None:
-            raise NotFoundHere("Ask something or choose a document first; the second reader joins you there.")
+            raise NotFoundHere(phrase("refused.nothing_read"))
         document = await self._knowledge.document(readable, document_id)
         return (Span.whole(document),), asked
 
@@ -452,15 +469,13 @@ async def _beats(events: AsyncIterator[T], every_s: float) -> AsyncGenerator[T |
         pending.cancel()
 
 
-def _waiting_words(event: Waiting) -> str:
-    match event.reason:
-        case "prefill":
-            return "Somebody is reading the same document; waiting to share it"
-        case "memory":
-            return f"Waiting for memory, place {event.position} in line"
-    return f"Waiting in line, place {event.position}"
+def _waiting_words(event: Waiting) -> Phrase:
+    if event.reason == "prefill":
+        return phrase("stage.prefill")
+    return phrase(f"stage.{event.reason}", place=event.position)
 
 
-def _reading_words(event: Reading) -> str:
-    reused = f", {event.reused:,} of them already in memory" if event.reused else ""
-    return f"Reading {event.done:,} of {event.total:,} tokens{reused}"
+def _reading_words(event: Reading) -> Phrase:
+    if event.reused:
+        return phrase("stage.reading_reused", done=event.done, total=event.total, reused=event.reused)
+    return phrase("stage.reading", done=event.done, total=event.total)

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+from app.pages.words import phrase
 from app.updates import Stage, Text, Update
 
 #: Longest silence towards a viewer; a page that was closed is noticed at the next sign of life.
@@ -116,7 +117,7 @@ class LiveTurn:
                             continue  # viewers have their own signs of life
                         self._stage = update
                     elif isinstance(update, Text):
-                        self._stage = Stage("writing", "Writing")
+                        self._stage = Stage("writing", phrase("stage.writing"))
                     self._log.append(update)
                     self._wake()
         except Exception as error:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
+from app.pages.words import phrase
 from app.settings import Settings
 from app.store import Message, Ranking, Reference, Zone
 from engine.errors import ContextTooLong
@@ -166,10 +167,10 @@ class Prompter:
         for span in wanted:
             document = texts.get(span.document_id)
             if document is None or document.version != span.version:
-                raise NotFoundHere("This document was deleted, replaced or is no longer shared with you.")
+                raise NotFoundHere(phrase("refused.document_changed"))
         turns, lost = self._history(path, texts)
         if lost:
-            notes.append("Earlier answers were left out: a document they were made from is gone.")
+            notes.append(phrase("note.lost"))
         settled = [_document(s, texts, 0.0) for s in _last_front(path) if s in wanted]
         documents = [_document(s, texts, 1.0 / (1 + i)) for i, s in enumerate(wanted)]
         prompt: Prompt = await asyncio.to_thread(
@@ -184,14 +185,14 @@ class Prompter:
             residency=self._residency,
         )
         if prompt.dropped_turns:
-            notes.append(f"The {prompt.dropped_turns} oldest messages no longer fit what the model reads.")
+            notes.append(phrase("note.oldest", n=prompt.dropped_turns))
         if prompt.dropped_documents:
             if spans is not None:
                 tokens = sum(len(self.layout.document_tokens(d)) for d in prompt.dropped_documents)
                 raise ContextTooLong(tokens, answer_tokens, self.max_context)
-            notes.append(f"{len(prompt.dropped_documents)} passages were left out: they did not fit.")
+            notes.append(phrase("note.passages", n=len(prompt.dropped_documents)))
         if prompt.appended:
-            notes.append("New passages were placed after the history, where only you can share them.")
+            notes.append(phrase("note.appended"))
         by_key = {(s.document_id, s.part): s for s in wanted}
         standing: list[tuple[Zone, PromptDocument]] = [("front", d) for d in prompt.documents]
         standing += [("appended", d) for d in prompt.appended]

@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
+from app.pages.words import Words
 from app.render import size
 from engine.types import Receipt
 
 
-def receipt_json(receipt: Receipt) -> dict[str, Any]:
+class PrefillRate:
+    """How fast this server computes prompts, measured over its last answers.
+
+    Seconds from leaving the line to the first token, against the tokens computed in them: what others had the
+    engine do meanwhile is in it, as it would have been in the prefill that was avoided.
+    """
+
+    KEPT = 50
+    #: Answers that computed fewer tokens say more about a step's fixed cost than about prefill.
+    LEAST_TOKENS = 32
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=self.KEPT)
+
+    def note(self, receipt: Receipt) -> None:
+        """Take an answer into account, unless it waited in between: for another's prefill, for memory."""
+        if receipt.ttft_s is None or receipt.waited_for_prefill or receipt.preemptions:
+            return
+        seconds = receipt.ttft_s - receipt.queued_s
+        if receipt.computed_tokens >= self.LEAST_TOKENS and seconds > 0:
+            self._seen.append((receipt.computed_tokens, seconds))
+
+    def measured(self) -> tuple[float, int] | None:
+        """Tokens per second and the number of answers behind it; None before the first."""
+        if not self._seen:
+            return None
+        return sum(t for t, _ in self._seen) / sum(s for _, s in self._seen), len(self._seen)
+
+
+def receipt_json(receipt: Receipt, rate: PrefillRate | None = None) -> dict[str, Any]:
     """The receipt as it is stored, printed by `--json` and returned by the HTTP API.
 
     Bytes are means over the answer's steps, seconds are seconds; `ttft_s` and `tokens_per_s` are null
-    where nothing was generated.
+    where nothing was generated. `prefill_avoided_s` is an estimate: the reused tokens at
+    `prefill_tokens_per_s`, the rate of this server's last `prefill_answers` answers, this one included; null
+    where nothing was measured yet.
     """
+    if rate is not None:
+        rate.note(receipt)
+    measured = rate.measured() if rate is not None else None
     return {
         "prompt_tokens": receipt.prompt_tokens,
         "reused_tokens": receipt.reused_tokens,
@@ -35,49 +71,64 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
         "waited_for_prefill": receipt.waited_for_prefill,
         "drafted_tokens": receipt.drafted_tokens,
         "accepted_tokens": receipt.accepted_tokens,
+        "prefill_tokens_per_s": measured[0] if measured else None,
+        "prefill_answers": measured[1] if measured else 0,
+        "prefill_avoided_s": receipt.reused_tokens / measured[0] if measured else None,
     }
 
 
-def headline(r: dict[str, Any]) -> str:
+def headline(r: dict[str, Any], w: Words) -> str:
     """The one line that stays visible when the receipt is folded."""
     share = r["reused_tokens"] / r["prompt_tokens"] if r["prompt_tokens"] else 0.0
-    parts = [f"{r['reused_tokens']:,} of {r['prompt_tokens']:,} prompt tokens reused ({share:.0%})"]
+    parts = [w("receipt.head_reused", reused=r["reused_tokens"], n=r["prompt_tokens"], share=share)]
     if r["saved_bytes"] >= 1:  # nobody may have been reading at the same moment
-        parts.append(f"{size(r['saved_bytes'])} saved by sharing")
+        parts.append(w("receipt.head_saved", size=size(r["saved_bytes"])))
     if r["ttft_s"] is not None:
-        parts.append(f"first token after {r['ttft_s']:.2f} s")
-    return " · ".join(["Receipt", *parts])
+        parts.append(w("receipt.head_first", s=r["ttft_s"]))
+    return " · ".join([w("receipt.receipt"), *parts])
 
 
-def table(r: dict[str, Any]) -> str:
-    """The receipt as a Markdown table. Only numbers of our own go in, so nothing needs escaping."""
-    speed = f"{r['tokens_per_s']:.1f} tokens/s" if r["tokens_per_s"] else "–"
-    ttft = f"{r['ttft_s']:.2f} s" if r["ttft_s"] is not None else "–"
-    not_read = r["kv_bytes_logical"] - r["kv_bytes_read"]
+def table(r: dict[str, Any], w: Words, private: str = "") -> str:
+    """The receipt as a Markdown table. `private`: titles, escaped, of what was placed privately; all else are
+    numbers of our own, so that nothing needs escaping."""
+
+    def tokens(count: int) -> str:
+        return w("receipt.tokens", n=count)
+
     rows = [
-        ("Prompt", f"{r['prompt_tokens']:,} tokens"),
-        ("Reused from shared memory", f"{r['reused_tokens']:,} tokens"),
-        ("Computed for this answer", f"{r['computed_tokens']:,} tokens"),
-        ("Answer", f"{r['output_tokens']:,} tokens"),
-        ("KV memory if nothing were shared", size(r["unshared_bytes"])),
-        ("This answer's fair share", size(r["fair_share_bytes"])),
-        ("Saved while others read along", f"**{size(r['saved_bytes'])}**"),
-        ("Copied on divergence", f"{r['blocks_copied']:,} blocks, {size(r['bytes_copied'])}"),
-        ("KV reads avoided", size(not_read)),
-        ("Waited in line", f"{r['queued_s']:.2f} s"),
-        ("Time to first token", ttft),
-        ("Speed", speed),
+        ("prompt", tokens(r["prompt_tokens"])),
+        ("reused", tokens(r["reused_tokens"])),
+        ("computed", tokens(r["computed_tokens"])),
+        ("answer", tokens(r["output_tokens"])),
+    ]
+    if r.get("prefill_avoided_s") and r["reused_tokens"]:
+        rows.append(("avoided", w(
+            "receipt.avoided_s", s=r["prefill_avoided_s"], tokens=r["reused_tokens"],
+            rate=r["prefill_tokens_per_s"], n=r["prefill_answers"],
+        )))  # fmt: skip
+    rows += [
+        ("unshared", size(r["unshared_bytes"])),
+        ("fair", size(r["fair_share_bytes"])),
+        ("saved", f"**{size(r['saved_bytes'])}**"),
+        ("copied", w("receipt.blocks", n=r["blocks_copied"], size=size(r["bytes_copied"]))),
+        ("unread", size(r["kv_bytes_logical"] - r["kv_bytes_read"])),
+        ("queued", w("receipt.seconds", s=r["queued_s"])),
+        ("first", w("receipt.seconds", s=r["ttft_s"]) if r["ttft_s"] is not None else "–"),
+        ("speed", w("receipt.per_s", rate=r["tokens_per_s"]) if r["tokens_per_s"] else "–"),
     ]
     if r["drafted_tokens"]:
-        rows.append(("Drafted tokens accepted", f"{r['accepted_tokens']:,} of {r['drafted_tokens']:,}"))
+        rows.append(
+            ("drafted", w("receipt.drafted_of", accepted=r["accepted_tokens"], n=r["drafted_tokens"]))
+        )
     if r["waited_for_prefill"]:
-        rows.append(("Shared prefill", "waited for another reader who was already reading this document"))
-    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows)
+        rows.append(("prefill", w("receipt.prefill_why")))
+    if private:
+        rows.append(("private", w("receipt.private_why", titles=private)))
+    return "| | |\n|---|---|\n" + "\n".join(f"| {w('receipt.' + name)} | {value} |" for name, value in rows)
 
 
-def copied(r: dict[str, Any]) -> str:
+def copied(r: dict[str, Any], w: Words) -> str:
     """What divergence cost, in words."""
     if not r["blocks_copied"]:
-        return "no block had to be copied"
-    noun = "block was" if r["blocks_copied"] == 1 else "blocks were"
-    return f"{r['blocks_copied']:,} {noun} copied where the texts part ({size(r['bytes_copied'])})"
+        return w("receipt.not_copied")
+    return w("receipt.was_copied", n=r["blocks_copied"], size=size(r["bytes_copied"]))

@@ -71,6 +71,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     import gradio as gr
 
     from app.pages.theme import make_theme, stylesheet
+    from app.pages.words_page import LanguageMiddleware
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -106,6 +107,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
         max_file_size=runtime.settings.max_upload_bytes,
         app_kwargs={"docs_url": None, "redoc_url": None},
     )
+    mounted.add_middleware(LanguageMiddleware)
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
     mounted.add_middleware(GateMiddleware, runtime=runtime)
     mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)

@@ -28,7 +28,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is happening now, in words; sent again at least every half second as a sign of life."""
+    """What is happening now, in words (mostly a `Phrase`); sent again at least every half second as a sign of
+    life."""
 
     name: StageName
     text: str
@@ -39,6 +40,15 @@ class Found:
     """The sources that went into the prompt, before the answer begins."""
 
     sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The one sentence of the prompt's passages that is nearest to the question or, later, to what was just
+    written: shown while the answer is not there yet. `source` is the passage that it stands in."""
+
+    source: Source
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +67,4 @@ class Finished:
     notes: tuple[str, ...] = ()
 
 
-Update = Stage | Found | Text | Finished
+Update = Stage | Found | Best | Text | Finished

@@ -15,18 +15,14 @@ from app.dashboard.page import build_dashboard
 from app.errors import AppError
 from app.knowledge import suggested_questions
 from app.pages.conversations import SEARCH_ALL, ConversationHandlers
-from app.pages.desk import build_desk
+from app.pages.desk import build_desk, say_script
 from app.pages.handlers import ChatHandlers
 from app.pages.library_panel import LibraryHandlers
+from app.pages.words import mark
 from app.runtime import Runtime
 from app.store import MAX_TITLE
 
 _HERE = Path(__file__).parent
-_EMPTY = (
-    "### Many readers, one copy\n\nAsk anything about the documents. When somebody else reads the same "
-    "document, the memory that the model needs for it is kept **once** for both of you, and the panel "
-    "shows what that saves."
-)
 #: Fetches a conversation's file; the route decides whose it is. `download` keeps the page where it is.
 _EXPORT = """(id) => {{
   if (!id) return;
@@ -43,6 +39,14 @@ def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
+def _brand(elem_id: str) -> gr.HTML:
+    """The head of every page: name, an honest note, the switch to the other language."""
+    return gr.HTML(
+        "", html_template=_read("brand.html"), js_on_load=_read("brand.js"), apply_default_css=False,
+        elem_id=elem_id,
+    )  # fmt: skip
+
+
 def _components(outputs: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     """What turns a handler's update, keyed by name, into Gradio's, keyed by component. Gradio does not take
     an empty dict for "nothing changes"."""
@@ -54,63 +58,68 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
     talks, library_handlers = ConversationHandlers(runtime), LibraryHandlers(runtime)
     chat_handlers = ChatHandlers(runtime, talks)
     demo: gr.Blocks
-    with gr.Blocks(title="Coread · many readers, one copy", analytics_enabled=False, fill_width=True) as demo:
+    with gr.Blocks(title=mark("page.title"), analytics_enabled=False, fill_width=True) as demo:
         conversation = gr.State(None)
-        Navbar(main_page_name="Chat")
+        Navbar(main_page_name=mark("page.chat"))
         with gr.Sidebar(open=False, width=300):
-            new = gr.Button("New conversation", variant="primary", size="md")
+            new = gr.Button(mark("chat.new"), variant="primary", size="md")
             search = gr.Textbox(
-                label="Search your conversations", show_label=False, placeholder="Search your conversations…",
+                label=mark("chat.search"), show_label=False,
+                placeholder=mark("chat.search_hint"),
                 elem_id="cr-search", visible=False, max_length=200,
             )  # fmt: skip
-            history = gr.Radio([], label="Your conversations", elem_id="cr-history", visible=False)
-            with gr.Accordion("This conversation", open=False, visible=False) as opened:
-                title = gr.Textbox(label="Title", max_lines=1, max_length=MAX_TITLE, elem_id="cr-title")
-                rename = gr.Button("Rename", size="sm")
+            history = gr.Radio([], label=mark("chat.history"), elem_id="cr-history", visible=False)
+            with gr.Accordion(mark("chat.opened"), open=False, visible=False) as opened:
+                title = gr.Textbox(
+                    label=mark("chat.title"), max_lines=1, max_length=MAX_TITLE, elem_id="cr-title"
+                )  # fmt: skip
+                rename = gr.Button(mark("chat.rename"), size="sm")
                 with gr.Row():
-                    as_markdown = gr.Button("Export Markdown", size="sm", min_width=110)
-                    as_json = gr.Button("Export JSON", size="sm", min_width=110)
-                delete = gr.Button("Delete", size="sm", variant="stop", elem_id="cr-delete")
-            with gr.Accordion("Your own documents", open=False):
+                    as_markdown = gr.Button(mark("chat.export_markdown"), size="sm", min_width=110)
+                    as_json = gr.Button(mark("chat.export_json"), size="sm", min_width=110)
+                delete = gr.Button(mark("chat.delete"), size="sm", variant="stop", elem_id="cr-delete")
+            with gr.Accordion(mark("chat.own"), open=False):
                 upload = gr.File(
-                    label="Add documents", show_label=False, file_count="multiple",
+                    label=mark("chat.add"), show_label=False, file_count="multiple",
                     height=130, elem_id="cr-upload",
                 )  # fmt: skip
                 upload_status = gr.Markdown(
-                    "Text, Markdown, HTML, PDF, Word, Excel. Only you can read what you add.",
+                    mark("chat.kinds"),
                     elem_classes="cr-status",
                 )
-                own = gr.Dropdown([], label="Added by you", elem_id="cr-own", visible=False)
-                remove = gr.Button("Delete this document", size="sm", visible=False)
-        gr.HTML(_read("brand.html"), js_on_load=None, elem_id="cr-brand")
+                own = gr.Dropdown([], label=mark("chat.added"), elem_id="cr-own", visible=False)
+                remove = gr.Button(mark("chat.remove"), size="sm", visible=False, elem_id="cr-remove")
+        _brand("cr-brand")
         with gr.Row(elem_id="cr-main", equal_height=False):
             with gr.Column(scale=7, min_width=320):
                 document = gr.Dropdown(
-                    [("Search all documents", SEARCH_ALL)], value=SEARCH_ALL, label="Read from",
+                    [(mark("chat.search_all"), SEARCH_ALL)], value=SEARCH_ALL,
+                    label=mark("chat.read_from"),
                     elem_id="cr-document", filterable=True,
                 )  # fmt: skip
                 chat = gr.Chatbot(
-                    elem_id="cr-chat", show_label=False, height="58vh", layout="bubble", placeholder=_EMPTY,
-                    sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=["copy", "copy_all"],
+                    elem_id="cr-chat", show_label=False, height="58vh", layout="bubble",
+                    placeholder=mark("chat.empty"),
+                    sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=[],
                     feedback_options=None, autoscroll=True, reasoning_tags=None,
                 )  # fmt: skip
                 desk = build_desk(runtime)
                 question = gr.Textbox(
-                    show_label=False, label="Your question", lines=1, max_lines=8, autofocus=True,
-                    placeholder="Ask about the documents…", submit_btn="Ask", elem_id="cr-ask",
+                    show_label=False, label=mark("chat.question"), lines=1, max_lines=8, autofocus=True,
+                    placeholder=mark("chat.question_hint"), submit_btn=mark("chat.ask"), elem_id="cr-ask",
                 )  # fmt: skip
                 with gr.Row(elem_id="cr-suggest"):
                     suggestions = [gr.Button(text, size="sm") for text in suggested_questions(4)]
             with gr.Column(scale=4, min_width=320):
                 memory = gr.HTML(
-                    "", html_template=_read("memory_map.html"), js_on_load=_read("memory_map.js"),
+                    "", html_template=_read("memory_map.html"),
+                    js_on_load=say_script() + _read("memory_map.js"),
                     server_functions=[_memory_function(runtime)], apply_default_css=False,
                     elem_id="cr-memory",
                 )  # fmt: skip
-                invite = gr.Button("Invite a second reader", elem_id="cr-invite", variant="primary")
+                invite = gr.Button(mark("chat.invite"), elem_id="cr-invite", variant="primary")
                 guest = gr.Markdown(
-                    "A scripted reader opens what you are reading, on the same engine, so that you can watch "
-                    "the memory being shared.",
+                    mark("chat.invite_why"),
                     elem_id="cr-guest", sanitize_html=True, latex_delimiters=[],
                 )  # fmt: skip
         named: dict[str, Any] = {
@@ -156,9 +165,9 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
         on(remove.click, library_handlers.remove, [own])
-    with demo.route("Memory", "/memory"):
-        Navbar(main_page_name="Chat")
-        gr.HTML(_read("brand.html"), js_on_load=None, elem_id="cr-brand-memory")
+    with demo.route(mark("memory.page"), "/memory"):
+        Navbar(main_page_name=mark("page.chat"))
+        _brand("cr-brand-memory")
         build_dashboard(runtime)
     demo.queue(api_open=False, default_concurrency_limit=_CONCURRENCY, max_size=10_000)
     return demo

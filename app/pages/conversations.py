@@ -11,8 +11,8 @@ import gradio as gr
 
 from app import render
 from app.errors import AppError
-from app.http_errors import sentence
-from app.pages import transcript
+from app.pages import transcript, words
+from app.pages.words import Words
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Conversation
@@ -22,15 +22,16 @@ SEARCH_ALL = ""
 _MAX_SCREENS = 10_000
 
 
-def choices_of(documents: Any) -> list[tuple[str, str]]:
+def choices_of(documents: Any, w: Words) -> list[tuple[str, str]]:
     """The document picker's choices: searching first, then every readable document."""
-    listed = [(f"Only: {document.title}", document.id) for document in documents]
-    return [("Search all documents", SEARCH_ALL), *listed]
+    listed = [(w("chat.only", title=document.title), document.id) for document in documents]
+    return [(w("chat.search_all"), SEARCH_ALL), *listed]
 
 
-def tell(error: Exception) -> None:
+def tell(error: Exception, request: gr.Request) -> None:
     """Show an error as one sentence beside the page's content."""
-    gr.Warning(render.plain(sentence(error)), title="That did not work")
+    w = words.of(request.headers)
+    gr.Warning(render.plain(w.sentence(error)), title=w("chat.failed"))
 
 
 def asked_of(event: gr.EventData, name: str) -> str:
@@ -69,20 +70,20 @@ class ConversationHandlers:
             principal = self._principal(request)
             documents = await self._runtime.knowledge.documents(principal)
             return {
-                "document": gr.update(choices=choices_of(documents)),
-                **await self.listed(principal, conversation),
+                "document": gr.update(choices=choices_of(documents, words.of(request.headers))),
+                **await self.listed(principal, conversation, words.of(request.headers)),
             }
         except AppError as error:
-            tell(error)
+            tell(error, request)
             return {}
 
     async def listed(
-        self, principal: Principal, current: str | None, query: str | None = None
+        self, principal: Principal, current: str | None, w: Words, query: str | None = None
     ) -> dict[str, Any]:
         """The list, all of it or (the search box is left alone) what matches `query`, and the title of the
         conversation on screen."""
         listed = await self._runtime.store.conversations(principal, query=query or "")
-        choices = [(talk.title or "Untitled", talk.id) for talk in listed]
+        choices = [(talk.title or w("chat.untitled"), talk.id) for talk in listed]
         searching = bool(query and query.strip())
         ids = {talk.id for talk in listed}
         out: dict[str, Any] = {
@@ -90,7 +91,7 @@ class ConversationHandlers:
                 choices=choices,
                 value=current if current in ids else None,
                 visible=bool(choices) or searching,
-                label="No conversation contains that" if searching and not choices else "Your conversations",
+                label=w("chat.none_found" if searching and not choices else "chat.history"),
             )
         }
         if query is None:
@@ -101,9 +102,10 @@ class ConversationHandlers:
     async def search(self, query: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
         """List the conversations whose title or messages contain `query`."""
         try:
-            return await self.listed(self._principal(request), conversation, str(query))
+            w = words.of(request.headers)
+            return await self.listed(self._principal(request), conversation, w, str(query))
         except AppError as error:
-            tell(error)
+            tell(error, request)
             return {}
 
     async def rename(self, title: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
@@ -113,9 +115,9 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             await self._runtime.store.rename(principal, conversation, str(title))
-            return await self.listed(principal, conversation)
+            return await self.listed(principal, conversation, words.of(request.headers))
         except AppError as error:
-            tell(error)
+            tell(error, request)
             return {}
 
     # -- conversations -----------------------------------------------------------------------------------
@@ -128,24 +130,25 @@ class ConversationHandlers:
             principal = self._principal(request)
             talk = await self._runtime.store.conversation(principal, chosen)
             self.take(request)
+            w = words.of(request.headers)
             return {
-                **idle(),
+                **idle(w),
                 "history": gr.update(value=chosen),
-                "chat": await self.entries(principal, chosen),
+                "chat": await self.entries(principal, chosen, w),
                 "conversation": chosen,
                 "memory": chosen,
                 "document": talk.document_id or SEARCH_ALL,
                 **_opened(talk),
             }
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return {}
 
     async def new(self, request: gr.Request) -> dict[str, Any]:
         """An empty page."""
         self.take(request)
         return {
-            **idle(""),
+            **idle(words.of(request.headers), ""),
             "chat": [],
             "conversation": None,
             "memory": "",
@@ -159,27 +162,36 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             await self._runtime.chat.delete(principal, conversation)
-            return {**await self.new(request), **await self.listed(principal, None)}
+            listed = await self.listed(principal, None, words.of(request.headers))
+            return {**await self.new(request), **listed}
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return {}
 
     async def entries(
-        self, principal: Principal, conversation: str, head: str | None = None
+        self, principal: Principal, conversation: str, w: Words, head: str | None = None
     ) -> list[transcript.Entry]:
         """The branch on screen, or the one that ends in `head`."""
         store, knowledge = self._runtime.store, self._runtime.knowledge
         alternatives = await store.alternatives(principal, conversation)
-        block_size = self._runtime.engine.status().block_size
+        cost: dict[str, int] = {}
+        if any(len(ids) > 1 for ids in alternatives.values()):
+            block_size = self._runtime.engine.status().block_size
+            cost = transcript.costs(await store.messages(principal, conversation), block_size)
         entries: list[transcript.Entry] = []
         for message in await store.path(principal, conversation, head):
             among = alternatives[message.parent_id]
-            branch = transcript.Branch(tuple(among), among.index(message.id))
+            blocks = tuple(cost.get(id, 0) for id in among)
+            branch = transcript.Branch(tuple(among), among.index(message.id), blocks)
             if message.role == "user":
-                entries.append(transcript.user_entry(message.text, message.id, branch))
+                entries.append(transcript.user_entry(message.text, w, message.id, branch))
             else:
                 sources = await knowledge.sources(principal, message.references)
-                entries += transcript.answer_entries(message, sources, branch, block_size)
+                appended = [reference for reference in message.references if reference.zone == "appended"]
+                private = (
+                    await knowledge.sources_in(await store.readable(principal), appended) if appended else ()
+                )
+                entries += transcript.answer_entries(message, sources, w, branch, private)
         return entries
 
     async def branch(self, request: gr.Request, event: gr.EventData) -> dict[str, Any]:
@@ -188,9 +200,10 @@ class ConversationHandlers:
             principal = self._principal(request)
             conversation = await self._runtime.store.show_branch(principal, asked_of(event, "message"))
             self.take(request)
-            return {**idle(), "chat": await self.entries(principal, conversation)}
+            w = words.of(request.headers)
+            return {**idle(w), "chat": await self.entries(principal, conversation, w)}
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return {}
 
 
@@ -199,16 +212,14 @@ def _opened(talk: Conversation | None) -> dict[str, Any]:
     return {"opened": gr.update(visible=talk is not None), "title": talk.title if talk is not None else ""}
 
 
-def busy(value: str | None = None) -> dict[str, Any]:
+def busy(w: Words, value: str | None = None) -> dict[str, Any]:
     """The question box while an answer runs; `value` replaces what stands in it."""
-    return {
-        "question": _box(value, submit_btn=False, stop_btn="Stop"),
-    }
+    return {"question": _box(value, submit_btn=False, stop_btn=w("chat.stop"))}
 
 
-def idle(value: str | None = None) -> dict[str, Any]:
+def idle(w: Words, value: str | None = None) -> dict[str, Any]:
     """The question box when nothing runs; `value` puts a refused question back."""
-    return {"question": _box(value, submit_btn="Ask", stop_btn=False)}
+    return {"question": _box(value, submit_btn=w("chat.ask"), stop_btn=False)}
 
 
 def _box(value: str | None, **changes: Any) -> Any:

@@ -10,13 +10,14 @@ function put(name, text) {
   $(name).hidden = !text;
 }
 
-// Empties the sheet and opens it: a document's text or, with `submit`, a form.
+// Empties the sheet and opens it: with `submit` for a form, else for what the caller puts in.
 function open(title, submit) {
   put("title", title);
   put("where", "");
   put("verdict", "");
   $("text").replaceChildren();
-  $("text").hidden = Boolean(submit);
+  $("text").hidden = true;
+  $("confirm").hidden = true;
   $("form").hidden = !submit;
   $("form").onsubmit = (event) => {
     event.preventDefault();
@@ -33,6 +34,20 @@ function ask(title, label, text, button, submit) {
   $("form-text").focus();
 }
 
+// Asks before something is lost. The safe answer has the focus.
+function confirm(title, why, button, go) {
+  open(title, null);
+  put("where", why);
+  put("confirm-go", button);
+  $("confirm").hidden = false;
+  $("confirm").onsubmit = (event) => {
+    event.preventDefault();
+    sheet.close();
+    go();
+  };
+  $("confirm-keep").focus();
+}
+
 // Shows a document with one passage marked and scrolled to.
 function showSource(source) {
   open(source.title, null);
@@ -42,11 +57,12 @@ function showSource(source) {
   mark.textContent = source.text;
   mark.dataset.cr = "mark";
   $("text").replaceChildren(source.before, mark, source.after);
+  $("text").hidden = false;
   mark.scrollIntoView({ block: "center" });
 }
 
 function showError(sentence) {
-  open("That did not work", null);
+  open("@@chat.failed@@", null);
   put("where", sentence);
 }
 
@@ -56,7 +72,7 @@ async function call(name, asked, done) {
     if (answer.error) showError(answer.error);
     else done(answer);
   } catch (error) {
-    showError("No answer from the server; try again.");
+    showError("@@desk.offline@@");
   }
 }
 
@@ -67,38 +83,85 @@ function rate(message, rating, label) {
       document.querySelector(`#cr-chat a[href="#cr-${other}-${message}"]`)
         ?.setAttribute("aria-current", String(other === rating));
     }
-    ask("Thank you", `${label} (You may also just close this.)`, "", "Send", (comment) =>
+    ask("@@desk.thanks@@", `${label} @@desk.optional@@`, "", "@@desk.send@@", (comment) =>
       call("feedback", { message, rating, comment }, () => sheet.close()));
   });
 }
 
+// The answer as it was written, not as it is drawn: without our links, with its own punctuation.
+async function copy(message) {
+  const { text } = await server.question({ message });
+  if (navigator.clipboard && isSecureContext) return navigator.clipboard.writeText(text);
+  const area = document.createElement("textarea"); // a page over plain http has no clipboard of its own
+  area.value = text;
+  element.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("refused");
+}
+
+async function copied(message, link) {
+  try {
+    await copy(message);
+    link.textContent = $("said").textContent = "@@answer.copied@@";
+    setTimeout(() => { link.textContent = "@@answer.copy@@"; $("said").textContent = ""; }, 2000);
+  } catch (error) {
+    showError("@@answer.copy_failed@@");
+  }
+}
+
 const actions = {
+  copy: copied,
   source: (message, number) => call("source", { message, number: Number(number) }, showSource),
-  good: (message) => rate(message, "good", "What was good about it?"),
-  bad: (message) => rate(message, "bad", "What was wrong with it?"),
+  good: (message) => rate(message, "good", "@@desk.good_why@@"),
+  bad: (message) => rate(message, "bad", "@@desk.bad_why@@"),
   branch: (message) => trigger("branch", { message }),
   edit: (message) => call("question", { message }, ({ text }) =>
-    ask("Edit the question", "It is asked beside the first one; both stay.", text, "Ask", (edited) => {
+    ask("@@desk.edit@@", "@@desk.edit_why@@", text, "@@chat.ask@@", (edited) => {
       sheet.close();
       trigger("edit", { message, text: edited });
     })),
 };
+
+// Buttons of Gradio's that ask before they act: the click that was meant goes through.
+const guarded = {
+  "cr-delete": ["@@chat.delete_title@@", "@@chat.delete_why@@", "@@chat.delete@@"],
+  "cr-remove": ["@@chat.remove_title@@", "@@chat.remove_why@@", "@@chat.remove@@"],
+};
+let meant = null;
+function guard(event) {
+  const button = event.target instanceof Element ? event.target.closest("button") : null;
+  if (!button || !Object.hasOwn(guarded, button.id)) return false;
+  if (meant === button) {
+    meant = null;
+    return false;
+  }
+  event.preventDefault();
+  event.stopPropagation();
+  confirm(...guarded[button.id], () => {
+    meant = button;
+    button.click();
+  });
+  return true;
+}
 
 function follow(event) {
   if (!element.isConnected) {
     document.removeEventListener("click", follow, true);
     return;
   }
+  if (guard(event)) return;
   const link = event.target instanceof Element ? event.target.closest("#cr-chat a[href^='#cr-']") : null;
   if (!link) return;
   event.preventDefault();
   event.stopPropagation();
   const [, action, ...rest] = link.getAttribute("href").slice(1).split("-");
-  if (Object.hasOwn(actions, action)) actions[action](...rest);
+  if (Object.hasOwn(actions, action)) actions[action](...rest, link);
 }
 
 document.addEventListener("click", follow, true);
-$("close").addEventListener("click", () => sheet.close());
+for (const name of ["close", "confirm-keep"]) $(name).addEventListener("click", () => sheet.close());
 sheet.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
 
 // A question that is being written survives a reload of its tab. The stored draft stays as it is until it has

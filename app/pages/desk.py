@@ -13,8 +13,8 @@ from typing import Any
 import gradio as gr
 
 from app.errors import CommentRefused, NotFoundHere
-from app.http_errors import sentence
-from app.pages import transcript
+from app.pages import transcript, words
+from app.pages.words import ENGLISH, Words, phrase
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Feedback
@@ -26,12 +26,17 @@ AROUND_CHARS = 200_000
 Answer = dict[str, Any]
 
 
+def say_script() -> str:
+    """`say(text, values)`, which scripts of pages begin with."""
+    return (_HERE / "say.js").read_text(encoding="utf-8")
+
+
 def build_desk(runtime: Runtime) -> gr.HTML:
     """The component, inside the Blocks that are being built."""
     return gr.HTML(
         "",
         html_template=(_HERE / "desk.html").read_text(encoding="utf-8"),
-        js_on_load=(_HERE / "desk.js").read_text(encoding="utf-8"),
+        js_on_load=say_script() + (_HERE / "desk.js").read_text(encoding="utf-8"),
         server_functions=[_served(runtime, fn) for fn in (source, question, feedback)],
         apply_default_css=False,
         elem_id="cr-desk",
@@ -39,21 +44,21 @@ def build_desk(runtime: Runtime) -> gr.HTML:
 
 
 def _served(
-    runtime: Runtime, fn: Callable[[Runtime, Principal, Answer], Awaitable[Answer]]
+    runtime: Runtime, fn: Callable[[Runtime, Principal, Answer, Words], Awaitable[Answer]]
 ) -> Callable[..., Awaitable[Answer]]:
     async def served(asked: Any, request: gr.Request) -> Answer:
         try:
             if not isinstance(asked, dict):
-                raise NotFoundHere("There is nothing here.")
-            return await fn(runtime, runtime.principal(request.headers), asked)
+                raise NotFoundHere(phrase("refused.nothing"))
+            return await fn(runtime, runtime.principal(request.headers), asked, words.of(request.headers))
         except Exception as error:
-            return {"error": sentence(error)}
+            return {"error": words.of(request.headers).sentence(error)}
 
     served.__name__ = fn.__name__  # what the script calls it by
     return served
 
 
-async def source(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
+async def source(runtime: Runtime, principal: Principal, asked: Answer, w: Words = ENGLISH) -> Answer:
     """The document behind source `number` of the answer `message`.
 
     Keys: `title`, `where` (section, page, how search found it), `verdict`, and the text in three parts, of
@@ -63,36 +68,36 @@ async def source(runtime: Runtime, principal: Principal, asked: Answer) -> Answe
     _, answer = await runtime.store.find(principal, message if isinstance(message, str) else "")
     reference = next((r for r in answer.references if not r.zone and r.number == number), None)
     if reference is None:
-        raise NotFoundHere("There is no such source under this answer.")
+        raise NotFoundHere(phrase("refused.no_source"))
     shown, document = await runtime.knowledge.passage(principal, reference)
     start, stop = max(0, reference.start - AROUND_CHARS), reference.stop + AROUND_CHARS
     before = document.text[start : reference.start]
     after = document.text[reference.stop : stop]
     where = [shown.section] if shown.section else []
-    where += [f"page {shown.page}"] if shown.page else []
-    where += [transcript.how_found(shown.found)] if shown.found is not None else []
+    where += [w("source.page", page=shown.page)] if shown.page else []
+    where += [transcript.how_found(shown.found, w)] if shown.found is not None else []
     return {
         "title": shown.title,
         "where": " · ".join(where),
-        "verdict": transcript.verdict_words(shown.verdict),
+        "verdict": transcript.verdict_words(shown.verdict, w),
         "before": f"…{before}" if start else before,
         "text": shown.text,
         "after": f"{after}…" if stop < len(document.text) else after,
     }
 
 
-async def question(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
-    """The `text` of one of the principal's questions, as it was written."""
+async def question(runtime: Runtime, principal: Principal, asked: Answer, w: Words = ENGLISH) -> Answer:
+    """The `text` of one of the principal's questions or answers, as it was written."""
     message = asked.get("message")
     _, found = await runtime.store.find(principal, message if isinstance(message, str) else "")
     return {"text": found.text}
 
 
-async def feedback(runtime: Runtime, principal: Principal, asked: Answer) -> Answer:
+async def feedback(runtime: Runtime, principal: Principal, asked: Answer, w: Words = ENGLISH) -> Answer:
     """Store a `rating` ("good" or "bad") and a `comment` for one of the principal's answers."""
     message, rating, comment = asked.get("message"), asked.get("rating"), asked.get("comment", "")
     if rating not in ("good", "bad") or not isinstance(comment, str):
-        raise CommentRefused("An answer is rated good or bad, with words if you like.")
+        raise CommentRefused(phrase("refused.rating"))
     known = Feedback("good" if rating == "good" else "bad", comment.strip())
     await runtime.store.rate(principal, message if isinstance(message, str) else "", known)
     return {"stored": True}

@@ -12,11 +12,12 @@ import gradio as gr
 
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
-from app.pages import transcript
+from app.pages import transcript, words
 from app.pages.conversations import ConversationHandlers, asked_of, busy, idle, tell
+from app.pages.words import phrase
 from app.principal import Principal
 from app.runtime import Runtime
-from app.updates import Finished, Found, Source, Stage, Text, Update
+from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 
 _UPDATE_EVERY_S = 0.1
 
@@ -54,7 +55,7 @@ class ChatHandlers:
         if not chosen:
             return
         try:
-            principal = self._principal(request)
+            principal, w = self._principal(request), words.of(request.headers)
             live = await self._runtime.chat.watch(principal, chosen)
             shown = await self._conversations.open(chosen, request)
             if live is None or live.done:
@@ -62,11 +63,11 @@ class ChatHandlers:
                 return
             before: list[transcript.Entry] = []
             if live.parent is not None:
-                before = await self._conversations.entries(principal, chosen, live.parent)
-            before.append(transcript.user_entry(live.question))
-            yield {**shown, **busy(), "chat": before}
+                before = await self._conversations.entries(principal, chosen, w, live.parent)
+            before.append(transcript.user_entry(live.question, w))
+            yield {**shown, **busy(w), "chat": before}
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return
         outputs = self._stream(request, chosen, before, live.view(), None)
         async with aclosing(outputs):
@@ -80,19 +81,19 @@ class ChatHandlers:
     ) -> AsyncIterator[dict[str, Any]]:
         """Answer a question, streaming. A refused question goes back into its box."""
         try:
-            principal = self._principal(request)
+            principal, w = self._principal(request), words.of(request.headers)
             question = self._runtime.chat.check_question(question)
             if conversation is None:
                 conversation = (await self._runtime.store.create(principal)).id
             await self._runtime.store.set_document(principal, conversation, document or None)
-            before = await self._conversations.entries(principal, conversation)
+            before = await self._conversations.entries(principal, conversation, w)
             updates = self._runtime.chat.ask(principal, conversation, question)
         except Exception as error:
-            tell(error)
-            yield idle(question)
+            tell(error, request)
+            yield idle(words.of(request.headers), question)
             return
-        before.append(transcript.user_entry(question))
-        yield {**busy(""), "conversation": conversation, "memory": conversation}
+        before.append(transcript.user_entry(question, w))
+        yield {**busy(w, ""), "conversation": conversation, "memory": conversation}
         async with aclosing(self._stream(request, conversation, before, updates, question)) as outputs:
             async for output in outputs:
                 yield output
@@ -104,18 +105,18 @@ class ChatHandlers:
         if not conversation:
             return
         try:
-            principal = self._principal(request)
+            principal, w = self._principal(request), words.of(request.headers)
             path = await self._runtime.store.path(principal, conversation)
             last = next((m for m in reversed(path) if m.role == "user"), None)
             if last is None:
-                raise NotFoundHere("There is no question to answer again.")
+                raise NotFoundHere(phrase("refused.no_question"))
             updates = self._runtime.chat.regenerate(principal, conversation, last.id)
-            entries = await self._conversations.entries(principal, conversation)
+            entries = await self._conversations.entries(principal, conversation, w)
             cut = max(i for i, entry in enumerate(entries) if entry["role"] == "user") + 1
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return
-        yield busy()
+        yield busy(w)
         async with aclosing(self._stream(request, conversation, entries[:cut], updates, None)) as outputs:
             async for output in outputs:
                 yield output
@@ -123,18 +124,18 @@ class ChatHandlers:
     async def edit(self, request: gr.Request, event: gr.EventData) -> AsyncIterator[dict[str, Any]]:
         """Ask an earlier question in other words, as a branch beside it; the script names both."""
         try:
-            principal = self._principal(request)
+            principal, w = self._principal(request), words.of(request.headers)
             question = self._runtime.chat.check_question(asked_of(event, "text"))
             talk, asked = await self._runtime.store.find(principal, asked_of(event, "message"))
             before: list[transcript.Entry] = []
             if asked.parent_id is not None:
-                before = await self._conversations.entries(principal, talk.id, asked.parent_id)
+                before = await self._conversations.entries(principal, talk.id, w, asked.parent_id)
             updates = self._runtime.chat.edit(principal, talk.id, asked.id, question)
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return
-        before.append(transcript.user_entry(question))
-        yield {**busy(), "conversation": talk.id, "memory": talk.id}
+        before.append(transcript.user_entry(question, w))
+        yield {**busy(w), "conversation": talk.id, "memory": talk.id}
         async with aclosing(self._stream(request, talk.id, before, updates, None)) as outputs:
             async for output in outputs:
                 yield output
@@ -149,9 +150,11 @@ class ChatHandlers:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Show a running turn until it ends or the page shows something else."""
         principal, on_screen = self._principal(request), self._conversations.take(request)
-        text, stage, shown = "", "Searching the documents", 0.0
+        w = words.of(request.headers)
+        text, stage, shown = "", w("stage.searching"), 0.0
         found: tuple[Source, ...] = ()
-        yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
+        best: Best | None = None
+        yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w)]}
         try:
             async for update in updates:
                 if not on_screen():
@@ -165,28 +168,34 @@ class ChatHandlers:
                     case Found():
                         found = update.sources
                         continue
+                    case Best():
+                        best = update
+                        if text:
+                            continue  # with the next piece of it
                     case Text():
                         text += update.delta
+                        stage = w("stage.writing")
                         if time.monotonic() - shown < _UPDATE_EVERY_S:
                             continue
                         shown = time.monotonic()
                     case Finished():
                         # As it is stored, with its links, and this once what was left out and why.
-                        entries = await self._conversations.entries(principal, conversation)
-                        entries += transcript.notes_entries(update.notes)
+                        entries = await self._conversations.entries(principal, conversation, w)
+                        entries += transcript.notes_entries(update.notes, w)
                         yield {
-                            **idle(),
+                            **idle(w),
                             "chat": entries,
-                            **await self._conversations.listed(principal, conversation),
+                            **await self._conversations.listed(principal, conversation, w),
                         }
                         return
-                yield {"chat": [*before, *transcript.draft_entries(text, stage, found)]}
+                yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w, best)]}
         except Exception as error:
             if not on_screen():
                 return
-            tell(error)
+            tell(error, request)
             again = question if not text else None
-            yield {**idle(again), "chat": await self._conversations.entries(principal, conversation)}
+            entries = await self._conversations.entries(principal, conversation, w)
+            yield {**idle(w, again), "chat": entries}
         finally:
             await updates.aclose()  # takes this viewer away
 
@@ -196,7 +205,7 @@ class ChatHandlers:
             try:
                 await self._runtime.chat.stop(self._principal(request), conversation)
             except AppError as error:
-                tell(error)
+                tell(error, request)
         return {}
 
     # -- the second reader -------------------------------------------------------------------------------
@@ -206,22 +215,20 @@ class ChatHandlers:
     ) -> AsyncIterator[dict[str, Any]]:
         """Let a scripted reader read what this person reads, on the real engine."""
         try:
-            principal = self._principal(request)
+            principal, w = self._principal(request), words.of(request.headers)
             invitation = await self._runtime.chat.invite(principal, conversation, document or None)
         except Exception as error:
-            tell(error)
+            tell(error, request)
             return
-        head = (
-            f"**The second reader** reads *{render.one_line(invitation.title, 80)}* too and asks:\n\n"
-            f"> {render.plain(invitation.question)}"
-        )
+        head = w("guest.head", title=render.one_line(invitation.title, 80))
+        head += f"\n\n> {render.plain(invitation.question)}"
         text, shown = "", 0.0
-        yield {"guest": f"{head}\n\n*Starting…*", "invite": gr.update(interactive=False)}
+        yield {"guest": f"{head}\n\n*{w('guest.starting')}*", "invite": gr.update(interactive=False)}
         try:
             async for update in invitation.updates:
                 match update:
                     case Stage():
-                        yield {} if text else {"guest": f"{head}\n\n*{render.plain(update.text)}…*"}
+                        yield {} if text else {"guest": f"{head}\n\n*{render.plain(w.tell(update.text))}…*"}
                     case Text():
                         text += update.delta
                         if time.monotonic() - shown >= _UPDATE_EVERY_S:
@@ -229,14 +236,14 @@ class ChatHandlers:
                             yield {"guest": f"{head}\n\n{render.answer(text)}"}
                     case Finished() if update.message.receipt is not None:
                         receipt = update.message.receipt
-                        note = (
-                            f"**{receipt['reused_tokens']:,} of {receipt['prompt_tokens']:,} prompt tokens "
-                            f"came from memory** that was already there; {receipts.copied(receipt)}."
-                        )
+                        note = w(
+                            "guest.came", reused=receipt["reused_tokens"], prompt=receipt["prompt_tokens"],
+                            copied=receipts.copied(receipt, w),
+                        )  # fmt: skip
                         text = update.message.text
                         yield {"guest": f"{head}\n\n{render.answer(text)}\n\n{note}"}
         except Exception as error:
-            tell(error)
+            tell(error, request)
         finally:
             await invitation.updates.aclose()
         yield {"invite": gr.update(interactive=True)}

@@ -23,7 +23,7 @@ function bytes(count) {
   return `${count.toFixed(1)} GiB`;
 }
 const number = (count) => Number(count).toLocaleString("en");
-const saves = (saved, paged) => (paged > 0 ? `${bytes(saved)}, ${Math.round((100 * saved) / paged)}% of paged` : MINUS);
+const saves = (saved, paged) => (paged > 0 ? say("@@panel.of_paged@@", { size: bytes(saved), share: Math.round((100 * saved) / paged) }) : MINUS);
 const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const text = (name, value) => {
   const node = $(name);
@@ -103,7 +103,7 @@ function show() {
   const { mine, everybody } = feed[view];
   const ready = engine.state === "ready";
   $("warming").hidden = ready;
-  text("warming", engine.detail);
+  text("warming", say(engine.state === "failed" ? "@@panel.failed@@" : "@@panel.detail@@", { detail: engine.detail }));
   $("body").hidden = !ready;
   if (!ready) return;
   const stage = engine.seeding ? "seeding" : "seeded";
@@ -114,16 +114,15 @@ function show() {
     restore = "";
   }
   $("seeding").hidden = !engine.seeding;
-  text("seeding", engine.detail);
+  text("seeding", say("@@panel.seeding@@", { detail: engine.detail }));
   bars("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
   bars("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
   text("mine-saved", mine ? saves(mine.saved_bytes, mine.unshared_bytes) : MINUS);
   text("all-share", saves(everybody.saved_bytes, everybody.unshared_bytes));
   text("all-saved", bytes(everybody.saved_bytes));
   text("readers", number(everybody.conversations));
-  const none = view === "running" ? "Nothing is being written for this conversation right now."
-    : "This conversation has nothing in memory yet: ask a question.";
-  text("mine-note", mine ? `${number(mine.blocks)} blocks, ${number(mine.shared_blocks)} of them shared with others` : none);
+  const none = view === "running" ? "@@panel.none_running@@" : "@@panel.none_open@@";
+  text("mine-note", mine ? say("@@panel.blocks@@", { n: mine.blocks, shared: mine.shared_blocks }) : none);
   const skipped = since.prompt_tokens ? since.prefill_tokens_skipped / since.prompt_tokens : 0;
   text("since-skipped", `${number(since.prefill_tokens_skipped)} (${Math.round(100 * skipped)}%)`);
   text("since-peak", bytes(since.peak_saved_bytes));
@@ -131,14 +130,13 @@ function show() {
   text("since-requests", number(since.requests));
   text("since-unread", bytes(since.kv_bytes_logical - since.kv_bytes_read));
   text("since-time", `${(since.saved_byte_seconds / 2 ** 30).toFixed(2)} GiB·s`);
-  text("pool", `${number(pool.total_blocks)} blocks of ${pool.block_size} tokens, ${bytes(pool.block_bytes)} each`);
-  text("engine", `${engine.model} · ${engine.dtype} on ${engine.device} · ${engine.backend}`);
+  text("pool", say("@@panel.pool_is@@", { n: pool.total_blocks, size: pool.block_size, bytes: bytes(pool.block_bytes) }));
+  text("engine", say("@@panel.engine_is@@", engine));
   draw();
-  const seen = view === "running" ? "running now" : "in open conversations";
-  text("twin", `Memory pool of ${number(pool.total_blocks)} blocks: ${number(pool.free)} free, ${number(pool.held)} held, `
-    + `${number(pool.retained)} kept for reuse, ${number(pool.pinned)} pinned. Conversations ${seen}: `
-    + `${number(everybody.conversations)}; ${$("shared").textContent} blocks have two or more readers, which saves `
-    + `${bytes(everybody.saved_bytes)}.`);
+  text("twin", say(view === "running" ? "@@panel.twin_running@@" : "@@panel.twin_open@@", {
+    total: pool.total_blocks, free: pool.free, held: pool.held, retained: pool.retained, pinned: pool.pinned,
+    readers: everybody.conversations, shared: $("shared").textContent, size: bytes(everybody.saved_bytes),
+  }));
 }
 
 async function poll() {
@@ -173,9 +171,9 @@ canvas.addEventListener("mousemove", (event) => {
   const block = Math.floor(((event.clientY - rect.top) * grid.ratio) / grid.cell) * grid.columns + column;
   if (column < 0 || column >= grid.columns || block < 0 || block >= Number(canvas.dataset.total)) return;
   const now = decode(feed.map.readers)[block], open = decode(feed.map.open_readers)[block];
-  const state = ["free", "held by one", "held, published", "kept for reuse", "open tail", "pinned"][decode(feed.map.state)[block]];
-  const own = feed.mine_blocks.includes(block) ? " · yours" : "";
-  canvas.title = `Block ${block}: ${state} · ${now} running and ${open} open readers${own}`;
+  const state = "@@panel.states@@".split(",")[decode(feed.map.state)[block]];
+  const own = feed.mine_blocks.includes(block) ? " · @@panel.yours@@" : "";
+  canvas.title = say("@@panel.block@@", { block, state, running: now, open }) + own;
 });
 new ResizeObserver(draw).observe(canvas.parentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -3,163 +3,195 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from app import receipts, render
+from app.pages.words import Words
 from app.store import Message, Ranking
-from app.updates import Source
+from app.updates import Best, Source
 
 Entry = dict[str, Any]
 
 #: What a click on a source asks for; `desk.js` reads it. Ids are of our own making: hexadecimal.
 SOURCE_LINK = "#cr-source-{message}-{number}"
-_MARKS = (("verified", "✓ verified"), ("similar", "≈ similar"), ("unsupported", "? unsupported"))
-_VERDICTS = (
-    ("verified", "the answer states what this passage says"),
-    ("similar", "close to what the answer says; check it"),
-    ("unsupported", "the answer does not lean on this passage"),
-)
-_STATUS_NOTES = (
-    ("stopped", "*Stopped before the end.*"),
-    ("failed", "*This answer could not be finished.*"),
-)
+_VERDICTS = ("verified", "similar", "unsupported")
+#: Branches whose cost is listed; a click goes through all.
+_MAX_COSTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where a message stands among its alternatives: `ids[at]` is the one on screen."""
+    """Where a message stands among its alternatives: `ids[at]` is the one on screen. `blocks`: what each
+    computed for itself, in blocks; 0 where nothing was computed (yet)."""
 
     ids: tuple[str, ...]
     at: int
+    blocks: tuple[int, ...] = ()
 
-    def links(self) -> list[str]:
-        """The switcher, for a message that has alternatives."""
+    def switcher(self, w: Words) -> str:
+        """Links to the neighbours and what each branch cost, for a message that has alternatives."""
         if len(self.ids) < 2:
-            return []
+            return ""
         before, after = (self.ids[(self.at + step) % len(self.ids)] for step in (-1, 1))
-        return [
-            f'[‹](#cr-branch-{before} "The version before this one")',
-            f"{self.at + 1} of {len(self.ids)}",
-            f'[›](#cr-branch-{after} "The version after this one")',
+        parts = [
+            f'[‹](#cr-branch-{before} "{w("branch.before")}")',
+            w("branch.at", at=self.at + 1, of=len(self.ids)),
+            f'[›](#cr-branch-{after} "{w("branch.after")}")',
         ]
+        if self.blocks and self.blocks[self.at]:
+            parts.append("· " + w("branch.cost", n=self.blocks[self.at]))
+        others = [
+            f"{n + 1}: {cost:,}" for n, cost in enumerate(self.blocks[:_MAX_COSTS]) if n != self.at and cost
+        ]
+        if others:
+            parts.append("· " + w("branch.others", costs=", ".join(others)))
+        return " ".join(parts)
 
 
-def user_entry(text: str, message: str | None = None, branch: Branch | None = None) -> Entry:
+def costs(messages: Iterable[Message], block_size: int) -> dict[str, int]:
+    """For each message of a conversation, the blocks that the answers from it downwards computed: prompt
+    tokens that were not reused, and the answers. Each answer is rounded up to whole blocks."""
+    listed = list(messages)
+    total = {message.id: 0 for message in listed}
+    parents: Mapping[str, str | None] = {message.id: message.parent_id for message in listed}
+    for message in listed:
+        if message.receipt is None or block_size < 1:
+            continue
+        own = math.ceil((message.receipt["computed_tokens"] + message.receipt["output_tokens"]) / block_size)
+        at: str | None = message.id
+        while at is not None and at in total:
+            total[at] += own
+            at = parents[at]
+    return total
+
+
+def user_entry(text: str, w: Words, message: str | None = None, branch: Branch | None = None) -> Entry:
     """A question; a stored one (`message` is its id) can be edited."""
     shown = render.plain(text if len(text) <= 4_000 else text[:4_000] + " …")
-    links = branch.links() if branch is not None else []
-    links += [f"[Edit](#cr-edit-{message})"] if message is not None else []
+    links = [f"[{w('answer.edit')}](#cr-edit-{message})"] if message is not None else []
+    links += [switcher] if branch is not None and (switcher := branch.switcher(w)) else []
     return {"role": "user", "content": "\n\n".join([shown, " ".join(links)]) if links else shown}
 
 
-def draft_entries(text: str, stage: str, sources: Sequence[Source]) -> list[Entry]:
-    """An answer that is being made: a line that says what happens, then the text so far."""
+def draft_entries(
+    text: str, stage: str, sources: Sequence[Source], w: Words, best: Best | None = None
+) -> list[Entry]:
+    """An answer that is being made: a line that says what happens, then the text so far; beside it the
+    sentence of the documents that it seems to rest on."""
+    title = render.plain(w.tell(stage))
+    entries: list[Entry] = []
     if text:
-        return [{"role": "assistant", "content": render.answer(text)}, *source_entries(sources)]
-    title = render.plain(stage)
-    return [{"role": "assistant", "content": "", "metadata": {"title": title, "status": "pending"}}]
+        entries.append({"role": "assistant", "content": render.answer(text)})
+    if best is not None:
+        entries.append({"role": "assistant", "content": _best(best, w)})
+    entries.append({"role": "assistant", "content": "", "metadata": {"title": title, "status": "pending"}})
+    return entries + (source_entries(sources, w) if text else [])
+
+
+def _best(best: Best, w: Words) -> str:
+    sentence = best.sentence.strip()
+    shown = sentence if len(sentence) <= 600 else sentence[:600] + " …"
+    quoted = "\n".join(f"> {part}" for part in render.plain(shown).split("\n"))
+    return f"*{w('answer.passage_now')}* **{render.one_line(best.source.title, 80)}**\n\n{quoted}"
 
 
 def answer_entries(
     message: Message,
     sources: Sequence[Source],
+    w: Words,
     branch: Branch | None = None,
-    block_size: int = 0,
+    private: Sequence[Source] = (),
 ) -> list[Entry]:
-    """A finished answer: its text, its sources folded, its receipt folded. With alternatives the switcher,
-    and (from the receipt, rounded up to blocks of `block_size` tokens) what this branch cost."""
-    text = render.answer(message.text) if message.text.strip() else "*No text was written.*"
-    extra = [note for status, note in _STATUS_NOTES if status == message.status]
-    extra += [" ".join(_chip(source, message.id) for source in sources)] if sources else []
-    extra.append(_rating(message))
-    if branch is not None and (links := branch.links()):
-        extra.append(" ".join([*links, *_cost(message.receipt, block_size)]))
+    """A finished answer: its text, its sources folded, its receipt folded; with alternatives the switcher.
+    `private`: what stood behind the history in its prompt, where nobody else can share it."""
+    text = render.answer(message.text) if message.text.strip() else f"*{w('answer.nothing')}*"
+    extra = [f"*{w('answer.' + message.status)}*"] if message.status in ("stopped", "failed") else []
+    extra += [" ".join(_chip(source, message.id, w) for source in sources)] if sources else []
+    extra.append(_tools(message, w))
+    if branch is not None and (switcher := branch.switcher(w)):
+        extra.append(switcher)
     entries: list[Entry] = [{"role": "assistant", "content": "\n\n".join([text, *extra])}]
-    entries += source_entries(sources, message.id)
+    entries += source_entries(sources, w, message.id)
     if message.receipt is not None:
+        titles = ", ".join(dict.fromkeys(render.one_line(source.title, 60) for source in private))
         entries.append(
             {
                 "role": "assistant",
-                "content": receipts.table(message.receipt),
-                "metadata": {"title": receipts.headline(message.receipt), "status": "done"},
+                "content": receipts.table(message.receipt, w, titles),
+                "metadata": {"title": receipts.headline(message.receipt, w), "status": "done"},
             }
         )
     return entries
 
 
-def verdict_words(verdict: str | None) -> str:
+def verdict_words(verdict: str | None, w: Words) -> str:
     """How an answer leans on a passage, with what the word means; "" where nothing was compared."""
-    return next((f"{word}: {meaning}" for word, meaning in _VERDICTS if word == verdict), "")
+    return w(f"source.{verdict}_why") if verdict in _VERDICTS else ""
 
 
-def how_found(found: Ranking) -> str:
+def how_found(found: Ranking, w: Words) -> str:
     """How search found a passage, in words: "search: dense rank 1, lexical rank 2, score 0.049"."""
-    ranks = [f"{leg} rank {rank}" for leg, rank in found.ranks]
-    return "search: " + ", ".join([*ranks, f"score {found.score:.3f}"])
+    ranks = [w("source.rank", leg=leg, rank=rank) for leg, rank in found.ranks]
+    return w("source.found", how=", ".join([*ranks, w("source.score", score=found.score)]))
 
 
-def _rating(message: Message) -> str:
+def _tools(message: Message, w: Words) -> str:
+    """Words, not pictures: a reader without an emoji font sees them, and a screen reader says them."""
     links = [
-        f'[👍](#cr-good-{message.id} "This answer helped")',
-        f'[👎](#cr-bad-{message.id} "This answer did not help")',
+        f"[{w('answer.copy')}](#cr-copy-{message.id})",
+        f'[{w("answer.helped")}](#cr-good-{message.id} "{w("answer.helped_why")}")',
+        f'[{w("answer.helped_not")}](#cr-bad-{message.id} "{w("answer.helped_not_why")}")',
     ]
     if message.feedback is not None:
-        links.append(
-            "*you found it helpful*" if message.feedback.rating == "good" else "*you found it wrong*"
-        )
+        links.append(f"*{w('answer.rated_' + message.feedback.rating)}*")
     return " ".join(links)
 
 
-def _cost(receipt: dict[str, Any] | None, block_size: int) -> list[str]:
-    if receipt is None or block_size < 1:
-        return []
-    blocks = math.ceil((receipt["computed_tokens"] + receipt["output_tokens"]) / block_size)
-    return [f"· about {blocks:,} {'block' if blocks == 1 else 'blocks'} of its own"]
-
-
-def _chip(source: Source, message: str) -> str:
+def _chip(source: Source, message: str, w: Words) -> str:
     """A source on one short line under the answer; a click opens the document there."""
-    mark = next((mark for verdict, mark in _MARKS if verdict == source.verdict), "")
-    words = f"{source.number} {render.one_line(source.title, 40)}" + (f" · {mark}" if mark else "")
+    mark = f" · {w('source.' + source.verdict)}" if source.verdict in _VERDICTS else ""
+    words = f"{source.number} {render.one_line(_title(source, w), 40)}{mark}"
     return f"[{words}]({SOURCE_LINK.format(message=message, number=source.number)})"
 
 
-def notes_entries(notes: Sequence[str]) -> list[Entry]:
+def _title(source: Source, w: Words) -> str:
+    return source.title if source.available else w("source.gone_title")
+
+
+def notes_entries(notes: Sequence[str], w: Words) -> list[Entry]:
     """What was left out of an answer's prompt and why, said once."""
-    text = "\n\n".join(f"*{render.plain(note)}*" for note in notes)
+    text = "\n\n".join(f"*{render.plain(w.tell(note))}*" for note in notes)
     return [{"role": "assistant", "content": text}] if text else []
 
 
-def source_entries(sources: Sequence[Source], message: str | None = None) -> list[Entry]:
+def source_entries(sources: Sequence[Source], w: Words, message: str | None = None) -> list[Entry]:
     """One folded entry that holds all sources with their text; they open in the answer `message`."""
     if not sources:
         return []
-    blocks = [_source(source, message) for source in sources]
-    titles = list(dict.fromkeys(source.title for source in sources))
+    titles = list(dict.fromkeys(_title(source, w) for source in sources))
     names = ", ".join(render.one_line(title, 40) for title in titles[:3])
-    more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
-    noun = "Source" if len(sources) == 1 else "Sources"
+    more = w("source.more", n=len(titles) - 3) if len(titles) > 3 else ""
     return [
         {
             "role": "assistant",
-            "content": "\n\n".join(blocks),
-            "metadata": {"title": f"{noun} · {names}{more}", "status": "done"},
+            "content": "\n\n".join(_source(source, w, message) for source in sources),
+            "metadata": {"title": f"{w('source.sources', n=len(sources))} · {names}{more}", "status": "done"},
         }
     ]
 
 
-def _source(source: Source, message: str | None) -> str:
-    head = f"**{source.number}. {render.one_line(source.title)}**"
+def _source(source: Source, w: Words, message: str | None) -> str:
+    head = f"**{source.number}. {render.one_line(_title(source, w))}**"
     if message is not None and source.available:
         head = f"[{head}]({SOURCE_LINK.format(message=message, number=source.number)})"
     if not source.available:
-        return f"{head}\n\n*This document was deleted or is no longer shared with you.*"
+        return f"{head}\n\n*{w('source.gone')}*"
     where = [render.one_line(source.section)] if source.section else []
-    where += [f"page {source.page}"] if source.page else []
-    where += [words] if (words := verdict_words(source.verdict)) else []
-    where += [render.plain(how_found(source.found))] if source.found is not None else []
+    where += [w("source.page", page=source.page)] if source.page else []
+    where += [words] if (words := verdict_words(source.verdict, w)) else []
+    where += [render.plain(how_found(source.found, w))] if source.found is not None else []
     line = f"\n\n{' · '.join(where)}" if where else ""
     shown = source.text if len(source.text) <= 6_000 else source.text[:6_000] + " …"
     quoted = "\n".join(f"> {part}" for part in render.plain(shown.strip()).split("\n"))

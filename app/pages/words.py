@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from starlette.requests import cookie_parser
 
@@ -24,9 +25,7 @@ from app.http_errors import sentence
 from app.pages import words_account, words_chat, words_library, words_memory
 
 Language = Literal["en", "zh-Hant"]
-LANGUAGES: tuple[Language, ...] = get_args(Language)
-#: Each language in itself, for the switch.
-NAMES: Mapping[str, str] = MappingProxyType({"en": "English", "zh-Hant": "繁體中文"})
+LANGUAGES: tuple[Language, ...] = ("en", "zh-Hant")
 COOKIE = "coread_language"
 MARK = re.compile(r"@@([a-z0-9_]+(?:\.[a-z0-9_]+)+)@@")
 _CATALOGUES = (words_chat.TEXTS, words_library.TEXTS, words_memory.TEXTS, words_account.TEXTS)
@@ -83,11 +82,11 @@ def mark(key: str) -> str:
     return f"@@{key}@@"
 
 
+@dataclass(frozen=True, slots=True)
 class Words:
     """The texts in one language."""
 
-    def __init__(self, language: Language) -> None:
-        self.language: Language = language
+    language: Language
 
     def __call__(self, key: str, **values: Any) -> str:
         """The text `key`, filled. Raises `UnknownText`."""
@@ -106,6 +105,9 @@ class Words:
         said = sentence(error)
         key = f"error.{getattr(error, 'code', 'internal_error')}"
         return said if self.language == "en" or key not in TEXTS else f"{self(key)}（{said}）"
+
+
+ENGLISH = Words("en")
 
 
 def preferred(accept: str) -> Language:

@@ -18,6 +18,7 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     ),
     "page.language": ("Language", "語言"),
     "page.other_language": ("繁體中文", "English"),
+    "page.other_code": ("zh-Hant", "en"),
     "page.profile": ("Your profile", "你的個人頁面"),
     "chat.name": ("Conversation", "對話內容"),
     "chat.empty": (
@@ -55,6 +56,11 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     ),
     "chat.added": ("Added by you", "你加入的"),
     "chat.remove": ("Delete this document", "刪除這份文件"),
+    "chat.remove_title": ("Delete this document?", "要刪除這份文件嗎？"),
+    "chat.remove_why": (
+        "Its text goes from search and from memory; answers made from it keep their words and lose this source.",
+        "它的內容會從搜尋和記憶體中移除；依它寫成的答案會保留文字，但失去這個來源。",
+    ),
     "chat.read_from": ("Read from", "閱讀範圍"),
     "chat.search_all": ("Search all documents", "搜尋所有文件"),
     "chat.only": ("Only: {title}", "只讀：{title}"),
@@ -129,6 +135,7 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "answer.passage_now": ("Best passage found, while the answer is being written:", "答案撰寫中，先看找到的最佳段落："),
     "answer.edit": ("Edit", "編輯"),
     "answer.copy": ("Copy", "複製"),
+    "answer.copy_failed": ("The browser did not allow copying.", "瀏覽器不允許複製。"),
     "answer.copied": ("Copied", "已複製"),
     "answer.helped": ("Helpful", "有幫助"),
     "answer.helped_not": ("Not helpful", "沒幫助"),
@@ -146,6 +153,7 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "branch.others": ("the others: {costs}", "其他分支：{costs}"),
     "source.sources": ("Source|Sources", "來源"),
     "source.more": (" and {n:,} more", " 等另外 {n:,} 份"),
+    "source.gone_title": ("A document that is gone", "已不在的文件"),
     "source.page": ("page {page:,}", "第 {page:,} 頁"),
     "source.gone": (
         "This document was deleted or is no longer shared with you.",

@@ -12,6 +12,7 @@ from app.errors import NotFoundHere, QuestionRefused
 from app.pages import transcript
 from app.pages.conversations import ConversationHandlers
 from app.pages.handlers import ChatHandlers
+from app.pages.words import ENGLISH
 from app.runtime import Runtime
 from app.updates import Finished
 from tests.app.fakes import CharTokenizer, FakeEngine
@@ -80,7 +81,7 @@ async def test_the_page_edits_and_switches(runtime: Runtime, engine: FakeEngine)
     ann, request = browser(runtime)
     engine.script = says("In 1871.")
     talk, _ = await ask(runtime, ann)
-    entries = await talks.entries(ann, talk)
+    entries = await talks.entries(ann, talk, ENGLISH)
     (question,) = links(entries, "edit")
     assert links(entries, "branch") == [], "one version needs no switcher"
     event: Any = SimpleNamespace(_data={"message": question, "text": "When does the bakery open?"})
@@ -111,11 +112,18 @@ async def test_nonsense_from_the_script_is_refused(
 async def test_each_branch_says_what_it_cost_in_blocks(runtime: Runtime, engine: FakeEngine) -> None:
     talk, first = await ask(runtime, ANN)
     await run(runtime.chat.regenerate(ANN, talk, first.message.parent_id or ""))
-    entries = await ConversationHandlers(runtime).entries(ANN, talk)
+    entries = await ConversationHandlers(runtime).entries(ANN, talk, ENGLISH)
     receipt = first.message.receipt
     assert receipt is not None
     blocks = -(-(receipt["computed_tokens"] + receipt["output_tokens"]) // 16)
     assert f"about {blocks} blocks of its own" in entries[1]["content"]
-    branch = transcript.Branch(("a", "b", "c"), 0)
-    assert branch.links()[0].startswith("[‹](#cr-branch-c ")
-    assert branch.links()[2].startswith("[›](#cr-branch-b ")
+    assert f"the others: 1: {blocks}" in entries[1]["content"]
+    question = await runtime.store.path(ANN, talk)
+    cost = transcript.costs(await runtime.store.messages(ANN, talk), 16)
+    assert cost[question[0].id] == 2 * blocks, "a question's branch costs what all answers under it cost"
+    assert transcript.costs([], 16) == {}
+    switcher = transcript.Branch(("a", "b", "c"), 0, (1, 0, 2)).switcher(ENGLISH)
+    assert "[‹](#cr-branch-c " in switcher
+    assert "[›](#cr-branch-b " in switcher
+    assert "this branch: about 1 block of its own · the others: 3: 2" in switcher
+    assert transcript.Branch(("a",), 0, (9,)).switcher(ENGLISH) == ""

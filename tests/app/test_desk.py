@@ -10,6 +10,7 @@ import pytest
 from app import exports, render
 from app.errors import CommentRefused, NotFoundHere
 from app.pages import desk, transcript
+from app.pages.words import ENGLISH
 from app.principal import OWNER, Principal
 from app.runtime import Runtime
 from app.store import MAX_COMMENT, Feedback, Ranking
@@ -78,7 +79,7 @@ async def test_a_source_that_lost_its_reader_opens_no_longer(runtime: Runtime, e
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_title_yields_our_own_link_only(hostile: str) -> None:
     source = Source(1, "d", hostile, "text", section=hostile, found=Ranking(0.5, (("dense", 1),)))
-    for entry in transcript.source_entries([source], "0a" * 12):
+    for entry in transcript.source_entries([source], ENGLISH, "0a" * 12):
         out = rendered(entry["content"])
         assert re.findall(r'href="([^"]*)"', out) == [f"#cr-source-{'0a' * 12}-1"]
         assert not re.search(r"<(img|script|iframe|svg|input|form)\b", out, re.IGNORECASE)
@@ -86,9 +87,9 @@ def test_a_hostile_title_yields_our_own_link_only(hostile: str) -> None:
 
 def test_every_verdict_has_its_words() -> None:
     for word in ("verified", "similar", "unsupported"):
-        assert transcript.verdict_words(word).startswith(word)
-    assert transcript.verdict_words(None) == ""
-    assert render.plain(transcript.how_found(Ranking(0.0491, (("lexical", 2),))))
+        assert transcript.verdict_words(word, ENGLISH).startswith(word)
+    assert transcript.verdict_words(None, ENGLISH) == ""
+    assert render.plain(transcript.how_found(Ranking(0.0491, (("lexical", 2),)), ENGLISH))
 
 
 async def test_a_rating_and_a_comment_are_stored_and_replaced(runtime: Runtime, engine: FakeEngine) -> None:
@@ -98,7 +99,7 @@ async def test_a_rating_and_a_comment_are_stored_and_replaced(runtime: Runtime, 
     await desk.feedback(runtime, ANN, {"message": id, "rating": "good", "comment": " Short <b>. "})
     stored = (await runtime.store.path(ANN, talk))[-1]
     assert stored.feedback == Feedback("good", "Short <b>.")
-    assert "you found it helpful" in transcript.answer_entries(stored, ())[0]["content"]
+    assert "you found it helpful" in transcript.answer_entries(stored, (), ENGLISH)[0]["content"]
     exported = (await exports.export(runtime, ANN, talk))["messages"][-1]
     assert (exported["rating"], exported["comment"]) == ("good", "Short <b>.")
     await runtime.chat.delete(ANN, talk)

@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "app").rglob("*.py"))
 #: context variable, which holds a value for each request).
 CALLS = {"frozenset", "compile", "getLogger", "TypeVar", "Path", "tuple", "Migration", "Principal", "Typer",
          "MappingProxyType", "Field", "Option", "Argument", "str", "bytes", "int", "float",
-         "ContextVar"}  # fmt: skip
+         "ContextVar", "Words"}  # fmt: skip
 
 
 def mutable(node: ast.expr) -> str | None:
