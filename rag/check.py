@@ -8,14 +8,14 @@ from rag import lexical, records
 from rag.database import Database
 from rag.datadir import DataDir
 from rag.embed import Embedder
-from rag.search import Searcher
+from rag.indexes import Indexes
 from rag.split import lead
 from rag.types import CheckReport
 
 _BATCH = 256
 
 
-def check(database: Database, data_dir: DataDir, searcher: Searcher) -> CheckReport:
+def check(database: Database, data_dir: DataDir, indexes: Indexes) -> CheckReport:
     """Compare every store with SQLite. Files of uploads that begin or end meanwhile may look like faults."""
     problems: list[str] = []
     rows = database.read_sync(
@@ -23,85 +23,118 @@ def check(database: Database, data_dir: DataDir, searcher: Searcher) -> CheckRep
     )
     passages = 0
     for key, id in rows:
-        # Under the lock SQLite and index can't change apart from each other.
-        with searcher.locked(key):
-            truth, embedded, words, totals = database.read_sync(lambda c, k=key: _collection_ids(c, k))  # type: ignore[misc]
-            vectors = searcher.index(key).ids()
+        # Under the lock SQLite and the indexes can't change apart from each other.
+        with indexes.locked(key):
+            truth, stored = database.read_sync(lambda c, k=key: _collection_ids(c, k))  # type: ignore[misc]
+            stored |= {"vector index": indexes.vectors(key).ids(), "lexical index": indexes.words(key).ids()}
         passages += len(truth)
-        for store, ids in (("embeddings", embedded), ("vector index", vectors), ("lexical index", words)):
+        for store, ids in stored.items():
             if missing := len(truth - ids):
                 problems.append(f"Collection {id}: {missing:,} passages are missing from the {store}.")
             if extra := len(ids - truth):
                 problems.append(
                     f"Collection {id}: the {store} holds {extra:,} passages that no longer exist."
                 )
-        if totals != len(truth):
-            problems.append(
-                f"Collection {id}: the lexical totals count {totals:,} of {len(truth):,} passages."
-            )
     wanted = database.read_sync(records.contents)
-    stored = set(data_dir.stored())
-    problems += [f"The file {h} is missing." for h in sorted(wanted - stored)]
-    problems += [f"The file {h} belongs to no document." for h in sorted(stored - wanted)]
+    files = set(data_dir.stored())
+    problems += [f"The file {h} is missing." for h in sorted(wanted - files)]
+    problems += [f"The file {h} belongs to no document." for h in sorted(files - wanted)]
     problems += database.read_sync(_broken_documents)
     documents = database.read_sync(lambda c: int(c.execute("SELECT COUNT(*) FROM documents").fetchone()[0]))
-    return CheckReport(len(rows), documents, passages, len(stored), tuple(problems))
+    return CheckReport(len(rows), documents, passages, len(files), tuple(problems))
 
 
-def reembed(database: Database, searcher: Searcher, embedder: Embedder, *, embeddings: bool) -> None:
-    """Rebuild the lexical indexes, and the embeddings if wanted, from the texts; drop the vector indexes.
+def reindex(database: Database, indexes: Indexes, embedder: Embedder, *, embeddings: bool) -> None:
+    """Count every passage's terms anew, and embed it anew if wanted, from the texts; drop the indexes.
 
-    Each collection changes in one transaction, and searches go on meanwhile.
+    Searches, uploads and deletions go on meanwhile: each batch is a transaction of its own, and a passage
+    that is deleted before its turn comes is passed over.
     """
-    keys = database.read_sync(lambda c: [r[0] for r in c.execute("SELECT key FROM collections ORDER BY key")])
-    for key in keys:
-        with searcher.locked(key):
-            texts = database.read_sync(lambda c, k=key: _passage_texts(c, k))  # type: ignore[misc]
-            prepared = [(id, lexical.prepare(text)) for id, text in texts]
-            vectors: list[tuple[int, bytes]] = []
-            for first in range(0, len(texts) if embeddings else 0, _BATCH):
-                part = texts[first : first + _BATCH]
-                made = embedder.embed([text for _, text in part])
-                vectors += [(id, v.astype("<f4").tobytes()) for (id, _), v in zip(part, made, strict=True)]
-
-            def write(
-                connection: sqlite3.Connection,
-                key: int = key,
-                prepared: list[tuple[int, str]] = prepared,
-                vectors: list[tuple[int, bytes]] = vectors,
-            ) -> None:
-                lexical.drop(connection, key)
-                lexical.create(connection, key)
-                lexical.add(connection, key, prepared)
-                connection.executemany(
-                    "INSERT OR REPLACE INTO embeddings(passage, vector) VALUES (?, ?)", vectors
-                )
-
-            database.write_sync(write)
-            searcher.forget(key)
+    for key in database.read_sync(lambda c: [r[0] for r in c.execute("SELECT key FROM collections")]):
+        ids = database.read_sync(lambda c, k=key: sorted(_ids(c, k)))  # type: ignore[misc]
+        for first in range(0, len(ids), _BATCH):
+            _restore(database, ids[first : first + _BATCH], embedder if embeddings else None)
+        with indexes.locked(key):
+            indexes.forget(key)
 
 
-def _collection_ids(connection: sqlite3.Connection, key: int) -> tuple[set[int], set[int], set[int], int]:
-    truth = {r[0] for r in connection.execute("SELECT id FROM passages WHERE collection = ?", (key,))}
-    embedded = {
-        r[0]
-        for r in connection.execute(
-            "SELECT e.passage FROM embeddings e JOIN passages p ON p.id = e.passage WHERE p.collection = ?",
-            (key,),
-        )
+def restore_terms(database: Database) -> int:
+    """Count the terms of passages that were stored without; how many there were.
+
+    Earlier versions kept an FTS5 table a collection instead; these are dropped.
+    """
+    ids = database.read_sync(
+        lambda c: [
+            r[0]
+            for r in c.execute(
+                "SELECT p.id FROM passages p LEFT JOIN passage_terms t ON t.passage = p.id "
+                "WHERE t.passage IS NULL ORDER BY p.id"
+            )
+        ]
+    )
+    for first in range(0, len(ids), _BATCH):
+        _restore(database, ids[first : first + _BATCH], None)
+    old = database.read_sync(
+        lambda c: [
+            r[0]
+            for r in c.execute(
+                "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL TABLE%' "
+                "AND name LIKE 'lexical\\_%' ESCAPE '\\' ORDER BY name DESC"
+            )
+        ]
+    )
+    if old:  # a vocabulary's name is longer than its table's, so it goes first
+        database.write_sync(lambda c: [c.execute(f'DROP TABLE "{name}"').rowcount for name in old])
+    return len(ids)
+
+
+def _restore(database: Database, ids: list[int], embedder: Embedder | None) -> None:
+    texts = database.read_sync(lambda c: _passage_texts(c, ids))
+    prepared = [(lexical.prepare(text), id) for id, text in texts]
+    vectors: list[tuple[bytes, int]] = []
+    if embedder is not None and texts:
+        made = embedder.embed([text for _, text in texts])
+        vectors = [(v.astype("<f4").tobytes(), id) for (id, _), v in zip(texts, made, strict=True)]
+
+    def write(connection: sqlite3.Connection) -> None:
+        for table, column, rows in (("passage_terms", "terms", prepared), ("embeddings", "vector", vectors)):
+            connection.executemany(
+                f"INSERT OR REPLACE INTO {table}({column}, passage) "
+                "SELECT ?1, id FROM passages WHERE id = ?2",
+                rows,
+            )
+
+    database.write_sync(write)
+
+
+def _ids(connection: sqlite3.Connection, key: int) -> set[int]:
+    return {r[0] for r in connection.execute("SELECT id FROM passages WHERE collection = ?", (key,))}
+
+
+def _collection_ids(connection: sqlite3.Connection, key: int) -> tuple[set[int], dict[str, set[int]]]:
+    """The collection's passages, and those of them that have an embedding, and terms."""
+    stored = {
+        name: {
+            r[0]
+            for r in connection.execute(
+                f"SELECT x.passage FROM {table} x JOIN passages p ON p.id = x.passage WHERE p.collection = ?",
+                (key,),
+            )
+        }
+        for name, table in (("embeddings", "embeddings"), ("stored terms", "passage_terms"))
     }
-    row = connection.execute("SELECT passages FROM lexical_totals WHERE collection = ?", (key,)).fetchone()
-    return truth, embedded, lexical.ids(connection, key), int(row[0]) if row else 0
+    return _ids(connection, key), stored
 
 
-def _passage_texts(connection: sqlite3.Connection, key: int) -> list[tuple[int, str]]:
+def _passage_texts(connection: sqlite3.Connection, ids: list[int]) -> list[tuple[int, str]]:
     """Each passage as it was embedded: where it is from, then its text."""
+    marks = ",".join("?" * len(ids))
     rows = connection.execute(
         "SELECT p.id, d.title, s.title AS section, substr(t.text, p.start + 1, p.stop - p.start) AS text "
         "FROM passages p JOIN documents d ON d.key = p.document JOIN texts t ON t.document = p.document "
         "JOIN sections s ON s.document = p.document AND s.ordinal = p.section "
-        "WHERE p.collection = ? ORDER BY p.id",
-        (key,),
+        f"WHERE p.id IN ({marks}) ORDER BY p.id",
+        ids,
     )
     return [(r["id"], f"{lead(r['title'], r['section'])}\n{r['text']}") for r in rows]
 

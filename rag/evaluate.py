@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,23 +173,15 @@ def evaluate_beir(beir: Beir, embedder: Embedder, *, depth: int = 200) -> dict[s
             texts.append(passage.embedding_text)
             owner.append(id)
     index = VectorIndex.build(embedder.dimension, range(len(texts)), embedder.embed(texts))
-    connection = sqlite3.connect(":memory:")
-    try:
-        connection.execute(
-            "CREATE TABLE lexical_totals (collection INTEGER PRIMARY KEY, passages INTEGER, terms INTEGER)"
-        )
-        lexical.create(connection, 1)
-        lexical.add(connection, 1, [(i, lexical.prepare(text)) for i, text in enumerate(texts)])
-        runs: dict[str, dict[str, list[str]]] = {leg: {} for leg in LEGS}
-        for id in beir.qrels:
-            query = beir.queries[id]
-            dense = [i for i, _ in index.search(embedder.embed([query], query=True)[0], depth)]
-            words = [i for i, _ in lexical.search(connection, [1], query, depth)]
-            fused = [f.id for f in fuse({"dense": dense, "lexical": words}, WEIGHTS)]
-            for leg, ranked in (("dense", dense), ("lexical", words), ("fused", fused)):
-                runs[leg][id] = list(dict.fromkeys(owner[i] for i in ranked))
-    finally:
-        connection.close()
+    counted = lexical.LexicalIndex.build(range(len(texts)), [lexical.prepare(text) for text in texts])
+    runs: dict[str, dict[str, list[str]]] = {leg: {} for leg in LEGS}
+    for id in beir.qrels:
+        query = beir.queries[id]
+        dense = [i for i, _ in index.search(embedder.embed([query], query=True)[0], depth)]
+        words = [i for i, _ in lexical.search([counted], query, depth)]
+        fused = [f.id for f in fuse({"dense": dense, "lexical": words}, WEIGHTS)]
+        for leg, ranked in (("dense", dense), ("lexical", words), ("fused", fused)):
+            runs[leg][id] = list(dict.fromkeys(owner[i] for i in ranked))
     return {leg: _measures(run, beir.qrels) for leg, run in runs.items()}
 
 

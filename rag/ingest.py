@@ -25,9 +25,9 @@ from rag.database import Database
 from rag.datadir import DataDir
 from rag.embed import Courtesy, Embedder, Vectors
 from rag.errors import NotFound, ParseFailed, RagError
+from rag.indexes import Indexes
 from rag.parse.client import parse_file
 from rag.parse.types import Limits, Parsed, Section
-from rag.search import Searcher
 from rag.split import Passage, split_passages, split_sections
 from rag.types import DocumentInfo
 
@@ -56,14 +56,14 @@ class Ingest:
         self,
         database: Database,
         data_dir: DataDir,
-        searcher: Searcher,
+        indexes: Indexes,
         embedder: Embedder,
         *,
         limits: Limits | None = None,
         courtesy: Courtesy | None = None,
         threads: int = 2,
     ) -> None:
-        self._db, self._data_dir, self._searcher, self._embedder = database, data_dir, searcher, embedder
+        self._db, self._data_dir, self._indexes, self._embedder = database, data_dir, indexes, embedder
         self._limits = limits or Limits()
         self._courtesy = courtesy or Courtesy()
         #: Called with (document id, old content hash) once a new version has taken the old one's place.
@@ -194,7 +194,7 @@ class Ingest:
         prepared = [lexical.prepare(p.embedding_text) for p in passages]
         if self._abandoned(job):
             raise ParseFailed("cancelled", "The upload was cancelled.")
-        with self._searcher.locked(job.collection):
+        with self._indexes.locked(job.collection):
             done = self._db.write_sync(
                 lambda c: _commit(c, job, parsed, sections, passages, vectors, prepared)
             )
@@ -202,9 +202,9 @@ class Ingest:
                 return
             removed, added, old_hash = done
             try:
-                self._searcher.changed(job.collection, removed, added, vectors)
+                self._indexes.changed(job.collection, removed, added, vectors, prepared)
             except Exception:
-                log.exception("the vector index of collection %s is rebuilt", job.collection)
+                log.exception("the indexes of collection %s are rebuilt", job.collection)
         if old_hash is not None:
             self.replaced(job.document_id, old_hash)
 
@@ -286,7 +286,7 @@ def _commit(
     sections: Sequence[Section],
     passages: Sequence[Passage],
     vectors: Vectors,
-    prepared: Sequence[str],
+    prepared: Sequence[bytes],
 ) -> tuple[list[int], list[int], str | None] | None:
     """Put the new version in the place of the old one. None where the job is no longer wanted."""
     row = connection.execute(
@@ -296,7 +296,7 @@ def _commit(
     ).fetchone()
     if row is None:
         return None
-    removed = records.remove_content(connection, job.document, job.collection)
+    removed = records.remove_content(connection, job.document)
     added = records.write_content(
         connection, job.document, job.collection, parsed, sections, passages, vectors, prepared
     )

@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 
-from rag import lexical, records
-from rag.check import check, reembed
+from rag import records
+from rag.check import check, reindex, restore_terms
 from rag.database import Database, Migration
 from rag.datadir import DataDir
 from rag.embed import Courtesy, Embedder
 from rag.errors import NotFound, RagError
 from rag.gate import Answerability
+from rag.indexes import Indexes
 from rag.ingest import Ingest
 from rag.parse.types import Limits
 from rag.schema import MIGRATIONS
@@ -64,17 +65,22 @@ class Library:
         database.migrate(MIGRATIONS)
         self.limits = limits or LibraryLimits()
         self._data_dir, self._db, self._embedder = data_dir, database, embedder
-        self.searcher = Searcher(database, embedder, query_characters=self.limits.query_characters)
+        if restored := restore_terms(database):
+            log.info("the terms of %d passages were counted", restored)
+        self.indexes = Indexes(database, embedder)
+        self.searcher = Searcher(
+            database, embedder, self.indexes, query_characters=self.limits.query_characters
+        )
         self._ingest = Ingest(
             database,
             data_dir,
-            self.searcher,
+            self.indexes,
             embedder,
             limits=parse_limits,
             courtesy=courtesy,
             threads=threads,
         )
-        self._uploads = Uploads(database, data_dir, self.searcher, self._ingest, self.limits)
+        self._uploads = Uploads(database, data_dir, self.indexes, self._ingest, self.limits)
         self._uploads.sweep_files()
         self._adopt_embedder()
         self._ingest.start()
@@ -144,11 +150,10 @@ class Library:
         def write(connection: sqlite3.Connection) -> None:
             if connection.execute("SELECT 1 FROM collections WHERE id = ?", (wanted,)).fetchone():
                 return
-            cursor = connection.execute(
+            connection.execute(
                 "INSERT INTO collections(id, name, owner, created) VALUES (?, ?, ?, ?)",
                 (wanted, records.clean_name(name), owner, time.time()),
             )
-            lexical.create(connection, int(cursor.lastrowid or 0))
 
         self._db.write_sync(write)
         return self.collections({wanted})[0]
@@ -179,11 +184,10 @@ class Library:
                 raise RagError(
                     "A document was added while the collection was being deleted; delete it again."
                 )
-            lexical.drop(connection, key)
             connection.execute("DELETE FROM collections WHERE key = ?", (key,))
             return key
 
-        self.searcher.forget(self._db.write_sync(write))
+        self.indexes.forget(self._db.write_sync(write))
 
     # Documents
 
@@ -213,7 +217,7 @@ class Library:
         self._uploads.cancel(document_id)
 
     def delete_document(self, document_id: str) -> None:
-        """Delete a document from every store: SQLite and lexical index in one transaction, then the vectors,
+        """Delete a document from every store: SQLite in one transaction, then vector and lexical index,
         the KV cache (through `on_delete`) and the file. Raises `NotFound`.
 
         After the transaction nothing finds it any more; should the process end before the rest is done, the
@@ -295,11 +299,11 @@ class Library:
 
     def check(self) -> CheckReport:
         """Compare SQLite, vector index, lexical index and files. Changes nothing."""
-        return check(self._db, self._data_dir, self.searcher)
+        return check(self._db, self._data_dir, self.indexes)
 
     def reindex(self, *, embeddings: bool = False) -> None:
         """Rebuild vector and lexical indexes from SQLite; with `embeddings` compute those anew as well."""
-        reembed(self._db, self.searcher, self._embedder, embeddings=embeddings)
+        reindex(self._db, self.indexes, self._embedder, embeddings=embeddings)
 
     def _adopt_embedder(self) -> None:
         """Note whose vectors these are; with another embedder than last time compute them anew in the

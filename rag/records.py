@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from rag import lexical
 from rag.embed import Vectors
 from rag.errors import NotFound
 from rag.parse.types import Parsed, Section
@@ -120,10 +119,10 @@ def document_text(
     )
 
 
-def remove_content(connection: sqlite3.Connection, key: int, collection: int) -> list[int]:
-    """Remove text, sections, passages and lexical entries of a document; return the passages' ids."""
+def remove_content(connection: sqlite3.Connection, key: int) -> list[int]:
+    """Remove text, sections and passages of a document, embeddings and terms with them; return the passages'
+    ids."""
     ids = [r[0] for r in connection.execute("SELECT id FROM passages WHERE document = ?", (key,))]
-    lexical.remove(connection, collection, ids)
     for table in ("passages", "sections", "texts"):
         connection.execute(f"DELETE FROM {table} WHERE document = ?", (key,))
     return ids
@@ -137,7 +136,7 @@ def write_content(
     sections: Sequence[Section],
     passages: Sequence[Passage],
     vectors: Vectors,
-    prepared: Sequence[str],
+    prepared: Sequence[bytes],
 ) -> list[int]:
     """Write a document's content; return the new passages' ids. `prepared` is `lexical.prepare` of each."""
     connection.execute("INSERT INTO texts(document, text) VALUES (?, ?)", (key, parsed.text))
@@ -147,7 +146,7 @@ def write_content(
         [(key, i, s.start, s.end, s.title, s.level, parsed.page_at(s.start)) for i, s in enumerate(sections)],
     )
     ids: list[int] = []
-    for passage, vector in zip(passages, vectors, strict=True):
+    for passage, vector, terms in zip(passages, vectors, prepared, strict=True):
         cursor = connection.execute(
             "INSERT INTO passages(document, collection, section, start, stop, page, tokens) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -157,7 +156,7 @@ def write_content(
         connection.execute(
             "INSERT INTO embeddings(passage, vector) VALUES (?, ?)", (ids[-1], vector.astype("<f4").tobytes())
         )
-    lexical.add(connection, collection, zip(ids, prepared, strict=True))
+        connection.execute("INSERT INTO passage_terms(passage, terms) VALUES (?, ?)", (ids[-1], terms))
     return ids
 
 

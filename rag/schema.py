@@ -67,5 +67,16 @@ INSERT INTO versions SELECT key, version, name, size, characters, passages, upda
   WHERE version > 0;
 """
 
+_TERMS = """
+CREATE TABLE passage_terms (
+  passage INTEGER PRIMARY KEY REFERENCES passages (id) ON DELETE CASCADE, terms BLOB NOT NULL
+);
+DROP TABLE lexical_totals;
+"""
+
 #: A version, once released, is never edited.
-MIGRATIONS: tuple[Migration, ...] = (Migration("rag", 1, _SCHEMA), Migration("rag", 2, _VERSIONS))
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration("rag", 1, _SCHEMA),
+    Migration("rag", 2, _VERSIONS),
+    Migration("rag", 3, _TERMS),
+)

@@ -1,4 +1,4 @@
-"""Search over the collections that somebody may read, and the vector indexes that serve it.
+"""Search over the collections that somebody may read.
 
 The filter comes first: collections that are not readable are neither opened nor counted. What the indexes
 return is looked up in SQLite before it is shown, so a deleted passage can't appear, whatever a cache holds.
@@ -7,11 +7,7 @@ return is looked up in SQLite before it is shown, so a deleted passage can't app
 from __future__ import annotations
 
 import sqlite3
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-
-import numpy as np
+from collections.abc import Collection, Sequence
 
 from rag import lexical
 from rag.database import Database
@@ -20,9 +16,9 @@ from rag.errors import InvalidQuery
 from rag.followup import resolve
 from rag.fuse import WEIGHTS, Fused, fuse
 from rag.gate import Answerability, judge
+from rag.indexes import Indexes
 from rag.terms import query_terms
 from rag.types import Hit
-from rag.vectors import VectorIndex
 
 #: Candidates of each leg before fusion.
 DEPTH = 50
@@ -31,17 +27,17 @@ _QUERY_END = 1_000
 
 
 class Searcher:
-    """Thread-safe. Vector indexes are built from SQLite when first asked; `changed` keeps them current."""
+    """Thread-safe."""
 
-    def __init__(self, database: Database, embedder: Embedder, *, query_characters: int = 200_000) -> None:
+    def __init__(
+        self, database: Database, embedder: Embedder, indexes: Indexes, *, query_characters: int = 200_000
+    ) -> None:
         self._db = database
         self._embedder = embedder
+        self._indexes = indexes
         self._limit = query_characters
         #: False while embeddings of another model are being replaced: then only words are searched.
         self.dense = True
-        self._guard = threading.Lock()
-        self._locks: dict[int, threading.RLock] = {}
-        self._indexes: dict[int, VectorIndex] = {}
 
     def search(
         self,
@@ -90,8 +86,7 @@ class Searcher:
                 for id, cosine in found:
                     cosines[id] = max(cosine, cosines.get(id, -1.0))
             if "lexical" in legs:
-                words = variant.text
-                found = self._db.read_sync(lambda c, w=words: lexical.search(c, keys, w, depth))  # type: ignore[misc]
+                found = lexical.search([self._indexes.words(key) for key in keys], variant.text, depth)
                 ranked["lexical" + suffix] = [id for id, _ in found]
                 weights["lexical" + suffix] = WEIGHTS["lexical"] * variant.weight
                 for id, score in found:
@@ -102,76 +97,13 @@ class Searcher:
     def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
         """Whether these hits look as if they held an answer; see `rag.gate`."""
         wanted = query_terms(_shorten(query))
-        keys = self._keys(readable)
-        weights = self._db.read_sync(lambda c: lexical.idf(c, keys, wanted))
-        return judge(hits, weights)
+        words = [self._indexes.words(key) for key in self._keys(readable)]
+        return judge(hits, lexical.idf(words, wanted))
 
     def _dense(self, keys: Sequence[int], vector: Vectors, depth: int) -> list[tuple[int, float]]:
-        found = [item for key in keys for item in self.index(key).search(vector, depth)]
+        found = [item for key in keys for item in self._indexes.vectors(key).search(vector, depth)]
         found.sort(key=lambda item: (-item[1], item[0]))
         return found[:depth]
-
-    def index(self, collection: int) -> VectorIndex:
-        """The collection's vector index, built now if need be."""
-        index = self._indexes.get(collection)
-        if index is None:
-            with self.locked(collection):
-                index = self._indexes.get(collection)
-                if index is None:
-                    index = self._build(collection)
-                    self._indexes[collection] = index
-        return index
-
-    @contextmanager
-    def locked(self, collection: int) -> Iterator[None]:
-        """Hold while a change of this collection is committed *and* told to its index, so that an index
-        that is being built sees all of the change or is told of it, never half. Searches don't wait."""
-        with self._guard:
-            lock = self._locks.setdefault(collection, threading.RLock())
-        with lock:
-            yield
-
-    def changed(
-        self,
-        collection: int,
-        removed: Sequence[int],
-        added: Sequence[int] = (),
-        vectors: Vectors | None = None,
-    ) -> None:
-        """Tell the index of a committed change. If that fails it is dropped, and rebuilt when next asked."""
-        index = self._indexes.get(collection)
-        if index is None:
-            return
-        try:
-            index.remove(removed)
-            if vectors is not None:
-                index.add(added, vectors)
-        except Exception:
-            self.forget(collection)
-            raise
-
-    def forget(self, collection: int | None = None) -> None:
-        """Drop one cached index, or all."""
-        for key in [collection] if collection is not None else list(self._indexes):
-            self._indexes.pop(key, None)
-
-    def _build(self, collection: int) -> VectorIndex:
-        def read(connection: sqlite3.Connection) -> tuple[list[int], bytes]:
-            ids: list[int] = []
-            blobs: list[bytes] = []
-            for row in connection.execute(
-                "SELECT p.id, e.vector FROM passages p JOIN embeddings e ON e.passage = p.id "
-                "WHERE p.collection = ? ORDER BY p.id",
-                (collection,),
-            ):
-                ids.append(row[0])
-                blobs.append(row[1])
-            return ids, b"".join(blobs)
-
-        ids, blob = self._db.read_sync(read)
-        dimension = self._embedder.dimension
-        matrix = np.frombuffer(blob, dtype="<f4").astype(np.float32).reshape(-1, dimension)
-        return VectorIndex.build(dimension, ids, matrix)
 
     def _keys(self, readable: Collection[str]) -> list[int]:
         wanted = sorted(set(readable))

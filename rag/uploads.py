@@ -18,8 +18,8 @@ from rag import records
 from rag.database import Database
 from rag.datadir import DataDir
 from rag.errors import DuplicateDocument, NotFound, QuotaExceeded, RagError, UploadRefused
+from rag.indexes import Indexes
 from rag.ingest import Ingest
-from rag.search import Searcher
 from rag.types import LibraryLimits
 
 log = logging.getLogger("coread.rag")
@@ -30,9 +30,9 @@ class Uploads:
     """The changing half of a `Library`. Thread-safe; errors are described there."""
 
     def __init__(
-        self, database: Database, data_dir: DataDir, searcher: Searcher, ingest: Ingest, limits: LibraryLimits
+        self, database: Database, data_dir: DataDir, indexes: Indexes, ingest: Ingest, limits: LibraryLimits
     ) -> None:
-        self._db, self._data_dir, self._searcher, self._ingest = database, data_dir, searcher, ingest
+        self._db, self._data_dir, self._indexes, self._ingest = database, data_dir, indexes, ingest
         self._limits = limits
         self._files = threading.Lock()  # a file is stored and named by a row, or found unused and removed
         self.callbacks: list[Callable[[str], None]] = []
@@ -162,18 +162,18 @@ class Uploads:
                 )
                 if r[0] is not None
             }
-            removed = records.remove_content(connection, key, collection)
+            removed = records.remove_content(connection, key)
             if not connection.execute("DELETE FROM documents WHERE key = ?", (key,)).rowcount:
                 raise NotFound("There is no such document.")
             return removed, hashes
 
-        with self._searcher.locked(collection):
+        with self._indexes.locked(collection):
             removed, hashes = self._db.write_sync(write)
             self._ingest.cancel(key)
             try:
-                self._searcher.changed(collection, removed)
+                self._indexes.changed(collection, removed)
             except Exception:
-                log.exception("the vector index of a collection is rebuilt")
+                log.exception("the indexes of a collection are rebuilt")
         self._tell(document_id)
         with self._files:
             for content_hash in hashes:

@@ -250,7 +250,7 @@ def test_a_failing_write_leaves_nothing_of_the_document(
     def fail(*args: object, **more: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("rag.lexical.add", fail)
+    monkeypatch.setattr("rag.records.write_content", fail)
     id = library.add_document("shared", "a.md", FERRY.encode(), "me")
     info = library.wait(id, 60)
     assert (info.status, info.reason) == ("failed", "internal")
@@ -361,7 +361,7 @@ def test_an_interrupted_upload_is_taken_up_and_a_poisonous_one_given_up(
         # As a crash in the middle of reading leaves it.
         library.database.write_sync(
             lambda c, id=id, attempts=attempts: [
-                records.remove_content(c, k, 1)
+                records.remove_content(c, k)
                 and c.execute("UPDATE documents SET version = 0 WHERE key = ?", (k,))
                 and c.execute(
                     "INSERT INTO jobs(document, content_hash, name, size, status, attempts, queued) "
@@ -400,7 +400,7 @@ def test_reindexing_gives_the_same_answers(library: Library, add: Callable[..., 
     before = library.search("battery of the ferry", ALL)
     library.reindex(embeddings=True)
     assert library.search("battery of the ferry", ALL) == before
-    library.database.write_sync(lambda c: c.execute("DELETE FROM lexical_1 WHERE rowid = 1").rowcount)
+    library.database.write_sync(lambda c: c.execute("DELETE FROM passage_terms WHERE passage = 1").rowcount)
     assert not library.check().ok
     library.reindex()
     assert library.check().ok

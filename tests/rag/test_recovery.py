@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 # one (or after the last), without any clean-up.
 SCRIPT = """
 import json, os, signal, sys
-from rag import database, datadir, ingest, search
+from rag import database, datadir, indexes, ingest
 from rag.library import Library
 from rag.parse.formats import parse
 from rag.parse.types import Limits
@@ -47,7 +47,7 @@ def step(owner, name):
 # Parsing in this process: its child would only cost time here.
 ingest.parse_file = lambda path, name, *rest: parse(path.read_bytes(), name, Limits())
 for owner, name in ((database.Database, "write_sync"), (datadir.DataDir, "store"), (ingest, "parse_file"),
-                    (datadir.DataDir, "remove"), (search.Searcher, "changed")):
+                    (datadir.DataDir, "remove"), (indexes.Indexes, "changed")):
     step(owner, name)
 
 def scenario(folder):
