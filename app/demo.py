@@ -175,11 +175,10 @@ class Demo:
             self._planned = None
 
     async def _begin(self, readers: int, record: Path | None) -> None:
-        from app.dashboard.feed import DashboardFeed
         from app.dashboard.recording import Recorder, save
 
         await self._runtime.wait_seeded()
-        recorder = Recorder(DashboardFeed(self._runtime))
+        recorder = Recorder(self._runtime.dashboard)
         recording = asyncio.create_task(recorder.run()) if record is not None else None
         try:
             self.start(readers)

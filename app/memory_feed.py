@@ -7,7 +7,6 @@ map; only the row of the viewer's own conversation differs. Others appear as cou
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,10 +41,6 @@ def _totals(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _view(rows: Mapping[str, Row], totals: Totals, mine: str | None) -> dict[str, Any]:
-    return {"mine": _row(rows.get(mine)) if mine else None, "everybody": _totals(totals)}
-
-
 def open_readers(snapshot: MemorySnapshot) -> bytes:
     """One saturating byte a block: running page tables and stored ones of open conversations."""
     running = np.frombuffer(snapshot.readers, dtype=np.uint8).astype(np.int32)
@@ -64,17 +59,11 @@ def encode_map(snapshot: MemorySnapshot) -> dict[str, Any]:
     }
 
 
-def memory_json(
-    snapshot: MemorySnapshot, mine: str | None = None, encoded: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """The feed of `/api/memory` and of the page. `mine` is a conversation that the caller owns, or None.
-
-    Keys: `pool` (blocks by state), `map`, `mine_blocks` (ids), `running` and `open` (each with `mine` and
-    `everybody`; the two views are never added together), `since_start`.
-    """
+def figures_json(snapshot: MemorySnapshot) -> dict[str, Any]:
+    """What is the same for everybody. Keys: `pool` (blocks by state), `running` and `open` (`everybody`'s
+    totals; the two views are never added together), `since_start`."""
     since = snapshot.since_start
     return {
-        "number": snapshot.number,
         "pool": {
             "total_blocks": snapshot.total_blocks,
             "block_bytes": snapshot.block_bytes,
@@ -85,10 +74,8 @@ def memory_json(
             "pinned": snapshot.pinned,
             "utilisation": snapshot.utilisation,
         },
-        "map": encoded if encoded is not None else encode_map(snapshot),
-        "mine_blocks": sorted(set(snapshot.blocks_of(mine))) if mine else [],
-        "running": _view(snapshot.running, snapshot.totals_running, mine),
-        "open": _view(snapshot.open, snapshot.totals_open, mine),
+        "running": {"everybody": _totals(snapshot.totals_running)},
+        "open": {"everybody": _totals(snapshot.totals_open)},
         "since_start": {
             "requests": since.requests,
             "saved_byte_seconds": since.saved_byte_seconds,
@@ -105,4 +92,13 @@ def memory_json(
             "kv_bytes_read": since.kv_bytes_read,
             "answers": since.answers,
         },
+    }
+
+
+def mine_json(snapshot: MemorySnapshot, mine: str | None) -> dict[str, Any]:
+    """One conversation, which the viewer owns: `mine` (its row in each view, or None) and `mine_blocks`."""
+    views = {"running": snapshot.running, "open": snapshot.open}
+    return {
+        "mine": {view: _row(rows.get(mine)) if mine else None for view, rows in views.items()},
+        "mine_blocks": sorted(set(snapshot.blocks_of(mine))) if mine else [],
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from app.access import Access, Caller, Door
 from app.accounts import Accounts
 from app.chat import Chat
+from app.dashboard.feed import DashboardFeed
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
 from app.errors import StillWarmingUp
@@ -19,7 +20,6 @@ from app.http_errors import sentence
 from app.keys import ApiKeys
 from app.knowledge import Knowledge
 from app.limits import Limits
-from app.memory_feed import encode_map, memory_json
 from app.messages import MessageEncoder
 from app.people_schema import MIGRATIONS as PEOPLE
 from app.principal import CookieSigner, Principal
@@ -29,7 +29,6 @@ from app.store import MIGRATIONS, Store
 from rag.datadir import DataDir
 
 if TYPE_CHECKING:
-    from engine.ledger import MemorySnapshot
     from engine.service import EngineService, EngineStatus
     from rag.aio import AsyncLibrary
     from rag.database import Database
@@ -137,9 +136,10 @@ class Runtime:
         self._token = ""
         self._loading: asyncio.Task[None] | None = None
         self._seeding: asyncio.Task[None] | None = None
-        self._encoded: tuple[MemorySnapshot, dict[str, Any]] | None = None
         #: Scripted readers, where somebody asked for them.
         self.demo = Demo(self)
+        #: What the pages and `/api/memory` tell of the memory.
+        self.dashboard = DashboardFeed(self)
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -379,14 +379,3 @@ class Runtime:
                 out["state"] = status.state
             out |= engine_json(status) | {"running": status.running, "queued": status.queued}
         return out
-
-    def memory(self, mine: str | None = None) -> dict[str, Any]:
-        """The feed (see `memory_feed.memory_json`) with the engine's status; only the status before it is
-        ready. `mine` must be a conversation that the caller has been found to own."""
-        feed: dict[str, Any] = {"engine": self.status()}
-        if not self.ready or self._engine is None:
-            return feed
-        snapshot = self._engine.memory()
-        if self._encoded is None or self._encoded[0] is not snapshot:
-            self._encoded = (snapshot, encode_map(snapshot))  # once for all viewers of this snapshot
-        return feed | memory_json(snapshot, mine, self._encoded[1])

@@ -9,16 +9,16 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from app import http_errors
-from app.access import from_this_machine
 from app.account_pages import account_router
 from app.admin_api import admin_router
+from app.dashboard.routes import dashboard_router
 from app.demo_command import demo_router
 from app.errors import PortUnavailable
 from app.exports import exports_router
@@ -85,6 +85,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
 
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     http_errors.install(app)
+    app.include_router(dashboard_router(runtime))
     app.include_router(openai_router(runtime))
     app.include_router(admin_router(runtime))
     app.include_router(people_router(runtime))
@@ -125,17 +126,6 @@ def _add_health(app: FastAPI, runtime: Runtime) -> None:
     async def readyz() -> JSONResponse:
         """200 once questions can be answered, 503 with the reason until then."""
         return JSONResponse(runtime.status(), status_code=200 if runtime.ready else 503)
-
-    @app.get("/api/memory")
-    async def memory(request: Request, conversation: str = "") -> dict[str, Any]:
-        """What the page's memory panel gets. `conversation` must be the caller's own."""
-        mine = None
-        if not from_this_machine(request, runtime.settings.allowed_hosts):
-            runtime.identify("page", request)  # counts only, but of people who may not be anybody's business
-        if conversation and runtime.ready:
-            principal = runtime.principal(request.headers)
-            mine = (await runtime.store.conversation(principal, conversation)).id
-        return runtime.memory(mine)
 
 
 def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -> None:

@@ -31,6 +31,7 @@ from engine.document_memory import DocumentMemory, document_memory
 from engine.errors import EngineError, EngineStarting, EngineUnavailable, IntegrityError, ModelNotFound
 from engine.ledger import MemorySnapshot
 from engine.scheduler import Limits
+from engine.sequence import token_of
 from engine.tree_picture import TreePicture, picture
 from engine.types import (
     Delta,
@@ -92,7 +93,7 @@ class PageTableView:
 class BlockView:
     """One block, as it is now. `first_token` is the position of its first slot in its chain, None where the
     tree does not index it; `private`: only one account may reuse it, or nobody yet; `copied_from` is the
-    source of its copy while that still holds the same text."""
+    source of its copy while that still holds the same text; `tokens` are those that the tree knows it by."""
 
     block: int
     readers: int
@@ -103,6 +104,7 @@ class BlockView:
     first_token: int | None
     copied_slots: int
     copied_from: int | None
+    tokens: tuple[int, ...] = ()
 
 
 class Generation:
@@ -401,6 +403,7 @@ class EngineService:
                 first_token=None if node is None else (sum(1 for _ in node.chain()) - 1) * pool.block_size,
                 copied_slots=slots,
                 copied_from=source if same else None,
+                tokens=() if node is None else tuple(token_of(pair) for pair in node.key),
             )
 
     def resident_tokens(self, segments: Sequence[Segment]) -> int:

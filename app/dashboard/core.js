@@ -1,4 +1,4 @@
-// The memory page's script, in the order core, map, tree, pages, side, live (joined by page.py into the
+// The memory page's script, in the order feed, core, map, tree, pages, side, replay, live (joined by page.py into the
 // `js_on_load` of one gr.HTML whose template never changes). Data reach the page through canvas and
 // textContent only. `element` and `server` are given by Gradio.
 
@@ -96,10 +96,4 @@ function list(name, said, build) {
   if (listed.get(name) === key) return;
   listed.set(name, key);
   $(name).replaceChildren(...said.map(build));
-}
-
-async function inflate(packed) {
-  const raw = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
-  const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
 }

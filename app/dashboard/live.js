@@ -1,26 +1,21 @@
-// Polling, controls and replays. One update in flight at a time; nothing while the page is hidden.
+// Polling and controls. One update in flight at a time; nothing while the page is hidden.
 
-const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", tree: "", replay: null, turn: 0 };
+const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", follow: follower(), replay: null, recordings: [], turn: 0 };
 
 async function show(feed) {
   const { engine, demo } = feed;
   const ready = engine.state === "ready";
   $("warming").hidden = ready && !engine.seeding;
   text("warming", engine.detail);
-  $("body").hidden = !ready && !feed.map;
+  $("body").hidden = !ready && !feed.pool;
   showDemo(demo, ready);
-  if (!feed.map) return;
-  state.cells = await inflate(feed.map.packed);
-  state.feed = feed;
-  if (feed.tree) {
-    state.tree = feed.tree;
-    live.tree = live.replay ? "" : feed.tree_key;
-  }
-  if (feed.pages || !feed.conversation) state.pages = feed.pages || null;
-  if (feed.history) state.history = feed.history;
+  if (!feed.pool) return;
+  Object.assign(state, { cells: feed.cells, feed, tree: feed.tree || null, history: feed.history || null });
+  state.pages = feed.pages && feed.pages.length ? feed.pages : null;
   showChoices();
   draw();
-  flash(feed.flash);
+  flash(feed.flash, live.seen);
+  live.seen = feed.event_number;
 }
 function draw() {
   if (!state.feed) return;
@@ -49,19 +44,19 @@ async function poll() {
     live.timer = setTimeout(poll, 1000);
     return;
   }
-  const turn = live.turn++;
+  const turn = live.turn++, { follow } = live;
   try {
-    const feed = await server.look({ conversation: live.chosen, after: live.seen, pages: true,
-      history: turn % 5 === 0, ...(turn % 2 === 0 ? { tree: live.tree } : {}) });
-    if (live.replay) return;
-    live.seen = feed.event_number;
-    await show(feed);
+    const want = `p${turn % 10 === 0 ? "h" : ""}${turn % 2 === 0 ? "t" : ""}`;
+    const update = await askFeed(follow.have, live.chosen, want);
+    if (live.replay || live.follow !== follow) return;
+    if (update) await show(await follow.take(update));
+    const { feed } = follow;
     live.delay = feed.engine.running || feed.demo.running ? 500 : 1000;
     if (!feed.demo.problem) problem("");
+    if (wantsRecording(feed)) return play("simulation", true);
   } catch (error) {
     live.delay = Math.min(live.delay * 2, 15000);
-    text("problem", "No answer from the server; trying again.");
-    $("problem").hidden = false;
+    problem("No answer from the server; trying again.");
   }
   live.timer = setTimeout(poll, live.delay);
 }
@@ -77,41 +72,6 @@ async function startDemo() {
   poll();
 }
 
-async function play() {
-  const found = await server.recording(0).catch(() => ({ error: "No answer from the server." }));
-  if (found.error) return problem(found.error);
-  const recording = JSON.parse(new TextDecoder().decode(await inflate(found.packed)));
-  clearTimeout(live.timer);
-  live.replay = recording;
-  state.tree = state.pages = state.history = null;
-  text("replay", "Back to live");
-  let frame = 0;
-  const next = async () => {
-    if (live.replay !== recording || !element.isConnected) return;
-    if (!document.hidden) {
-      const at = frame % recording.frames.length;
-      if (at === 0) state.tree = state.pages = state.history = null;
-      text("recording", `Recording, not live: made on ${recording.made} with ${recording.model} on ${recording.device}. Second ${number(Math.round(at * recording.every_s))} of ${number(Math.round(recording.frames.length * recording.every_s))}.`);
-      $("recording").hidden = false;
-      await show(recording.frames[at]);
-      frame++;
-    }
-    live.timer = setTimeout(next, 1000 * recording.every_s);
-  };
-  next();
-}
-function stopReplay() {
-  clearTimeout(live.timer);
-  live.replay = null;
-  live.seen = undefined;
-  live.turn = 0;
-  live.tree = "";
-  $("recording").hidden = true;
-  text("replay", "Play the recording");
-  state.tree = state.pages = state.history = null;
-  poll();
-}
-
 for (const button of element.querySelectorAll("[data-view]")) {
   button.addEventListener("click", () => {
     state.view = button.dataset.view;
@@ -124,7 +84,12 @@ $("which").addEventListener("change", (event) => {
   poll();
 });
 $("demo").addEventListener("click", startDemo);
-$("replay").addEventListener("click", () => (live.replay ? stopReplay() : play()));
+$("replay-engine").addEventListener("click", () => play("engine"));
+$("replay-simulation").addEventListener("click", () => play("simulation"));
+$("live").addEventListener("click", () => {
+  sessionStorage.setItem(LIVE_ONLY, "1");
+  stopReplay();
+});
 for (const name of ["mousemove", "click"]) {
   $("map").addEventListener(name, pointAt);
   $("tree").addEventListener(name, pointAtTree);
@@ -137,6 +102,4 @@ const recolour = () => {
 };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 new MutationObserver(recolour).observe(document.body, { attributes: true, attributeFilter: ["class"] });
-offerSizes();
-server.choices(0).then(({ recording }) => ($("replay").hidden = !recording)).catch(() => {});
-poll();
+offerChoices().finally(poll);

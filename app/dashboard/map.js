@@ -97,10 +97,12 @@ function outline(context) {
 // Flashes fade within a second; with reduced motion they stand still until the next update.
 const flashing = new Map();
 let fading = 0;
-function flash(events) {
+function flash(events, seen) {
   const now = performance.now();
   if (calm.matches) flashing.clear();
-  for (const kind of ["published", "copied"]) for (const block of events[kind] || []) flashing.set(block, [kind, now]);
+  for (const kind of ["published", "copied"]) {
+    for (const [event, block] of events[kind] || []) if (event > seen) flashing.set(block, [kind, now]);
+  }
   if (!fading) fade();
 }
 function fade() {

@@ -10,8 +10,8 @@ from typing import Any
 import gradio as gr
 from fastapi import HTTPException
 
-from app.dashboard.feed import DashboardFeed, viewer
-from app.dashboard.recording import PACKAGED, packed_recording
+from app.dashboard.feed import viewer
+from app.dashboard.recording import packaged, packed_recording
 from app.errors import AppError
 from app.runtime import Runtime
 from app.sizing import SizingRefused, Workload, estimate
@@ -19,12 +19,17 @@ from engine.errors import EngineError
 
 _HERE = Path(__file__).parent
 #: The parts of the script, in order; they share one scope.
-SCRIPTS = ("core.js", "map.js", "tree.js", "pages.js", "side.js", "live.js")
+SCRIPTS = ("feed.js", "core.js", "map.js", "tree.js", "pages.js", "side.js", "replay.js", "live.js")
 
 
 def script() -> str:
     """The page's whole script."""
     return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+
+
+def feed_script() -> str:
+    """The part that the chat page's panel uses as well."""
+    return (_HERE / "feed.js").read_text(encoding="utf-8")
 
 
 def template() -> str:
@@ -43,7 +48,7 @@ def build_dashboard(runtime: Runtime) -> gr.HTML:
         "",
         html_template=template(),
         js_on_load=script(),
-        server_functions=server_functions(runtime, DashboardFeed(runtime)),
+        server_functions=server_functions(runtime),
         apply_default_css=False,
         elem_id="cr-dashboard",
     )
@@ -56,22 +61,17 @@ def _number(asked: dict[str, Any], name: str) -> int:
     return int(value)
 
 
-def server_functions(runtime: Runtime, feed: DashboardFeed) -> list[Callable[..., Awaitable[Any]]]:
-    """What the script may call; each takes one argument, which the browser chooses and nobody believes.
+def server_functions(runtime: Runtime) -> list[Callable[..., Awaitable[Any]]]:
+    """What the script may call now and then (what it polls is a route, see `routes`); each takes one
+    argument, which the browser chooses and nobody believes.
 
-    look        one update (see `DashboardFeed.read`)
     block       what one block holds, by its number
     size        the calculator
-    choices     what the calculator offers, and whether there is a recording
+    choices     what the calculator offers, and the names of the packaged recordings
     demo        start the demonstration (administrators)
-    recording   the packaged recording
+    recording   a packaged recording, by its name
     """
-
-    async def look(asked: object, request: gr.Request) -> dict[str, Any]:
-        try:
-            return await feed.read(viewer(runtime, request.headers), asked if isinstance(asked, dict) else {})
-        except (AppError, EngineError) as error:  # the engine stops or fails in between
-            raise HTTPException(getattr(error, "status", 503), str(error)) from None
+    feed = runtime.dashboard
 
     async def block(asked: object, request: gr.Request) -> dict[str, Any] | None:
         try:
@@ -88,7 +88,7 @@ def server_functions(runtime: Runtime, feed: DashboardFeed) -> list[Callable[...
             return {"error": str(error)}
 
     async def choices(_: object) -> dict[str, Any]:
-        return feed.choices() | {"recording": PACKAGED.is_file()}
+        return feed.choices() | {"recordings": sorted(packaged())}
 
     async def demo(_: object, request: gr.Request) -> dict[str, Any]:
         who = viewer(runtime, request.headers)
@@ -100,10 +100,13 @@ def server_functions(runtime: Runtime, feed: DashboardFeed) -> list[Callable[...
             return {"error": str(error)}
         return runtime.demo.status(who)
 
-    async def recording(_: object) -> dict[str, str]:
+    async def recording(name: object) -> dict[str, str]:
+        path = packaged().get(name) if isinstance(name, str) else None
+        if path is None:
+            return {"error": "There is no such recording."}
         try:
-            return await asyncio.to_thread(packed_recording, PACKAGED)
+            return await asyncio.to_thread(packed_recording, path)
         except AppError as error:
             return {"error": str(error)}
 
-    return [look, block, size, choices, demo, recording]
+    return [block, size, choices, demo, recording]

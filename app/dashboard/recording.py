@@ -2,8 +2,10 @@
 
 A recording is a gzip file of one JSON object::
 
-    {"format": "coread-recording/1", "made": "2026-01-31", "model": "…", "device": "…", "every_s": 1.0,
-     "frames": [ … updates as `DashboardFeed.read` returns them for a viewer who is nobody … ]}
+    {"format": "coread-recording/2", "made": "2026-01-31", "kind": "engine", "model": "…", "device": "…",
+     "every_s": 1.0, "frames": [ … updates as they come to a viewer who is nobody … ]}
+
+`kind` says what was recorded: an `engine` that served, or a `simulation` with a runner that computes nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +18,28 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.dashboard.feed import packed
+from app.dashboard.feed import Asked
+from app.dashboard.shared import packed
+from app.dashboard.wire import merged
 from app.errors import AppError
 
 if TYPE_CHECKING:
     from app.dashboard.feed import DashboardFeed
 
-FORMAT = "coread-recording/1"
+FORMAT = "coread-recording/2"
 MAX_FRAMES = 1_200
 MAX_BYTES = 64 << 20
-PACKAGED = Path(__file__).parent / "demo_recording.json.gz"
+KINDS = ("engine", "simulation")
+
+
+def packaged_path(kind: str) -> Path:
+    """Where the recording of a kind lies in the package."""
+    return Path(__file__).parent / f"{kind}_recording.json.gz"
+
+
+def packaged() -> dict[str, Path]:
+    """The recordings that come with the page, by kind."""
+    return {kind: path for kind in KINDS if (path := packaged_path(kind)).is_file()}
 
 
 class RecordingRefused(AppError):
@@ -35,22 +49,24 @@ class RecordingRefused(AppError):
 
 
 class Recorder:
-    """Keeps an update of the feed every `every_s` seconds, at most `MAX_FRAMES` of them."""
+    """Keeps an update of the feed every `every_s` seconds, at most `MAX_FRAMES` of them; of the tree every
+    `tree_every`th (it is the largest part by far)."""
 
-    def __init__(self, feed: DashboardFeed, every_s: float = 1.0) -> None:
-        self._feed, self.every_s = feed, every_s
+    def __init__(
+        self, feed: DashboardFeed, every_s: float = 1.0, kind: str = "engine", tree_every: int = 1
+    ) -> None:
+        self._feed, self.every_s, self.kind, self._tree_every = feed, every_s, kind, tree_every
         self.frames: list[dict[str, Any]] = []
-        self._seen: int | None = None
-        self._tree = ""
+        self._have: dict[str, str] = {}
 
     async def take(self) -> None:
-        """Keep the feed as it is now."""
-        asked: dict[str, Any] = {"tree": self._tree, "pages": True, "history": True}
-        if self._seen is not None:
-            asked["after"] = self._seen
-        frame = await self._feed.read(None, asked)
-        self._seen, self._tree = frame.get("event_number"), frame.get("tree_key", self._tree)
-        self.frames.append(frame)
+        """Keep what is new since the last time."""
+        have = frozenset(self._have.values())
+        tree = len(self.frames) % self._tree_every == 0
+        parts = await self._feed.answer(None, Asked(have=have, tree=tree, pages=True, history=True))
+        keys = [part.key for part in parts]
+        self._have |= {key[0]: key for key in keys}
+        self.frames.append(merged(parts) | {"keys": keys})
 
     async def run(self) -> None:
         """Take frames until cancelled or full."""
@@ -63,10 +79,11 @@ class Recorder:
         """The recording; `made` is its date. Raises `RecordingRefused` where nothing was recorded."""
         if not self.frames:
             raise RecordingRefused("Nothing was recorded.")
-        engine = self.frames[-1]["engine"]
+        engine = next(frame["engine"] for frame in reversed(self.frames) if "engine" in frame)
         return {
             "format": FORMAT,
             "made": made,
+            "kind": self.kind,
             "model": engine.get("model", ""),
             "device": engine.get("device", ""),
             "every_s": self.every_s,
@@ -91,7 +108,8 @@ def load(path: Path) -> dict[str, Any]:
         found: Any = json.loads(data) if len(data) <= MAX_BYTES else None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise RecordingRefused(f"{path} cannot be read as a recording ({type(error).__name__}).") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT or not found.get("frames"):
+    whole = isinstance(found, dict) and found.get("format") == FORMAT and found.get("kind") in KINDS
+    if not whole or not found.get("frames"):
         raise RecordingRefused(f"{path} is not a recording of the format {FORMAT}.")
     return found
 

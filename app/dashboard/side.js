@@ -132,12 +132,14 @@ function askSize() {
       + `${bytes(found.paged_bytes)} paged, ${bytes(found.own_bytes)} beside the shared ${bytes(found.document_bytes)}.`);
   }, 250);
 }
-async function offerSizes() {
-  const { models, devices } = await server.choices(0).catch(() => ({ models: [], devices: [] }));
+async function offerChoices() {
+  const { models, devices, recordings } = await server.choices(0).catch(() => ({ models: [], devices: [], recordings: [] }));
   const option = (value, label) => Object.assign(make("option", label), { value });
   $("size-model").replaceChildren(...models.map((name) => option(name, name)));
   $("size-device").replaceChildren(...devices.map(({ name, bytes: size }) => option(size, name)));
   if (models.includes("Llama-3.1-8B")) $("size-model").value = "Llama-3.1-8B";
   if (devices.length > 1) $("size-device").value = devices[1].bytes;
   if (models.length) askSize();
+  live.recordings = recordings;
+  offerRecordings();
 }

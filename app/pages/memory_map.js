@@ -1,6 +1,6 @@
-// The memory panel: polls server.memory(conversation) and draws the real pool. Runs as the `js_on_load` of
-// one gr.HTML whose template never changes; data reaches the page through canvas and textContent only.
-// `element`, `props`, `server`, `trigger` and `watch` are given by Gradio.
+// The memory panel: follows the memory page's feed (feed.js, which stands before this) and draws the real pool.
+// Runs as the `js_on_load` of one gr.HTML whose template never changes; data reaches the page through canvas and
+// textContent only. `element`, `props`, `trigger` and `watch` are given by Gradio.
 
 const $ = (name) => element.querySelector(`[data-cr="${name}"]`);
 const canvas = $("map");
@@ -8,6 +8,7 @@ const MINUS = "–";
 let view = "open";
 let announced = "";
 let feed = null;
+const follow = follower();
 let delay = 1000;
 let timer = 0;
 const KEPT = "coread.conversation"; // of this tab: what a reload puts back on screen
@@ -24,7 +25,10 @@ function bytes(count) {
 }
 const number = (count) => Number(count).toLocaleString("en");
 const saves = (saved, paged) => (paged > 0 ? say("@@panel.of_paged@@", { size: bytes(saved), share: Math.round((100 * saved) / paged) }) : MINUS);
-const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+// A block is one byte: 25·state + 5·running readers + open readers, four standing for four or more.
+const stateOf = (code) => Math.floor(code / 25);
+const nowOf = (code) => Math.floor(code / 5) % 5;
+const openOf = (code) => code % 5;
 const text = (name, value) => {
   const node = $(name);
   if (node && node.textContent !== value) node.textContent = value;
@@ -44,10 +48,9 @@ function colours() {
 }
 
 function draw() {
-  if (!feed || !canvas.clientWidth) return;
-  const state = decode(feed.map.state);
-  const readers = decode(view === "running" ? feed.map.readers : feed.map.open_readers);
-  const total = state.length;
+  if (!feed || !feed.pool || !canvas.clientWidth) return;
+  const { cells } = feed, readersOf = view === "running" ? nowOf : openOf;
+  const total = cells.length;
   const ratio = window.devicePixelRatio || 1;
   const width = Math.round(canvas.clientWidth * ratio);
   // The largest square cell with which the whole pool fits the panel.
@@ -66,9 +69,8 @@ function draw() {
   const pack = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r;
   const gap = cell >= 4 ? Math.max(1, Math.round(cell / 8)) : 0;
   for (let block = 0; block < total; block++) {
-    const n = readers[block];
-    const colour = n > 0 ? c.readers[Math.min(n, 4) - 1]
-      : state[block] === 0 ? c.free : state[block] === 5 ? c.pinned : c.retained;
+    const n = readersOf(cells[block]), kind = stateOf(cells[block]);
+    const colour = n > 0 ? c.readers[n - 1] : kind === 0 ? c.free : kind === 5 ? c.pinned : c.retained;
     const value = pack(colour);
     const x = (block % columns) * cell, y = Math.floor(block / columns) * cell;
     for (let dy = 0; dy < cell - gap; dy++) pixels.fill(value, (y + dy) * width + x, (y + dy) * width + x + cell - gap);
@@ -83,7 +85,7 @@ function draw() {
         cell - gap - 2 * inset, cell - gap - 2 * inset);
     }
   }
-  const shared = readers.reduce((sum, n) => sum + (n >= 2), 0);
+  const shared = cells.reduce((sum, code) => sum + (readersOf(code) >= 2), 0);
   canvas.dataset.shared = String(shared);
   canvas.dataset.total = String(total);
   text("shared", number(shared));
@@ -100,12 +102,12 @@ function bars(prefix, reserved, paged, physical) {
 
 function show() {
   const { pool, since_start: since, engine } = feed;
-  const { mine, everybody } = feed[view];
-  const ready = engine.state === "ready";
+  const ready = engine.state === "ready" && pool !== undefined;
   $("warming").hidden = ready;
   text("warming", say(engine.state === "failed" ? "@@panel.failed@@" : "@@panel.detail@@", { detail: engine.detail }));
   $("body").hidden = !ready;
   if (!ready) return;
+  const { mine, everybody } = feed[view];
   const stage = engine.seeding ? "seeding" : "seeded";
   if (announced !== stage) {
     announced = stage;
@@ -144,10 +146,13 @@ async function poll() {
   if (!element.isConnected) return;
   if (document.hidden) { timer = setTimeout(poll, 1000); return; }
   try {
-    feed = await server.memory(typeof props.value === "string" ? props.value : "");
+    const update = await askFeed(follow.have, typeof props.value === "string" ? props.value : "", "g");
     delay = 1000;
     $("offline").hidden = true;
-    show();
+    if (update) {
+      feed = await follow.take(update);
+      show();
+    }
   } catch (error) {
     delay = Math.min(delay * 2, 15000);
     $("offline").hidden = false;
@@ -165,15 +170,15 @@ for (const button of element.querySelectorAll("[data-view]")) {
   });
 }
 canvas.addEventListener("mousemove", (event) => {
-  if (!feed) return;
+  if (!feed || !feed.pool) return;
   const rect = canvas.getBoundingClientRect();
   const column = Math.floor(((event.clientX - rect.left) * grid.ratio) / grid.cell);
   const block = Math.floor(((event.clientY - rect.top) * grid.ratio) / grid.cell) * grid.columns + column;
   if (column < 0 || column >= grid.columns || block < 0 || block >= Number(canvas.dataset.total)) return;
-  const now = decode(feed.map.readers)[block], open = decode(feed.map.open_readers)[block];
-  const state = "@@panel.states@@".split(",")[decode(feed.map.state)[block]];
+  const code = feed.cells[block], many = (n) => (n === 4 ? "@@panel.four@@" : n);
+  const state = "@@panel.states@@".split(",")[stateOf(code)];
   const own = feed.mine_blocks.includes(block) ? " · @@panel.yours@@" : "";
-  canvas.title = say("@@panel.block@@", { block, state, running: now, open }) + own;
+  canvas.title = say("@@panel.block@@", { block, state, running: many(nowOf(code)), open: many(openOf(code)) }) + own;
 });
 new ResizeObserver(draw).observe(canvas.parentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

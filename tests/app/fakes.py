@@ -10,7 +10,8 @@ from fractions import Fraction
 from typing import Any
 
 from engine.ledger import MemorySnapshot, Row, SinceStart, Totals
-from engine.service import EngineStatus
+from engine.service import EngineStatus, PageTableView
+from engine.tree_picture import TreePicture
 from engine.types import (
     Delta,
     Done,
@@ -150,6 +151,12 @@ class FakeEngine:
     def unlink_document(self, document: str) -> int:
         self.unlinked.append(document)
         return 3
+
+    def tree(self) -> TreePicture:
+        return TreePicture((), 0, 0)
+
+    def page_tables(self, conversation: str) -> list[PageTableView]:
+        return []
 
     def memory(self) -> MemorySnapshot:
         conversation = self.requests[-1].conversation if self.requests else "c"

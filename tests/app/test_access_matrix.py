@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.dashboard.feed import Asked
 from app.errors import NoIdentity, NotFoundHere
 from app.principal import OWNER, Principal
 from app.runtime import Runtime
@@ -156,11 +157,8 @@ async def opens_the_conversation(world: World, who: Principal) -> bool:
 
 async def sees_its_row_of_memory(world: World, who: Principal) -> bool:
     """What the page's panel and the hover over a block do before they show a conversation's blocks."""
-    try:
-        mine = (await world.runtime.store.conversation(who, world.conversation)).id
-    except NotFoundHere:
-        return False
-    return world.runtime.memory(mine)["open"]["mine"] is not None
+    feed = await world.runtime.dashboard.read(who, Asked(world.conversation))
+    return feed["mine"]["open"] is not None
 
 
 Action = Callable[[World, Principal], Awaitable[bool]]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import gzip
 import json
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.dashboard import page
-from app.dashboard.feed import DashboardFeed, Shared, compact_map, flashes
+from app.dashboard import page, wire
+from app.dashboard.feed import EVERYTHING, Asked, DashboardFeed
+from app.dashboard.shared import LOOK_S, Shared, cells_of, flashes, packed
 from app.dashboard.tables import MAX_OTHERS, all_rows, document_label, table
 from app.principal import Principal
 from app.runtime import Runtime
@@ -33,9 +39,6 @@ async def ask(runtime: Runtime, who: Principal, question: str, document: str | N
     return talk.id
 
 
-EVERYTHING = {"tree": "", "pages": True, "history": True, "after": 0}
-
-
 async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine: SmallEngine) -> None:
     ann, _ = runtime.signer.issue()
     bob, _ = runtime.signer.issue()
@@ -47,7 +50,7 @@ async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine
     hers = await ask(runtime, ann, "What does the quokka eat?", secret)
     his = await ask(runtime, bob, "When does the bakery open?", "sample-bakery")
     feed = DashboardFeed(runtime)
-    seen = await feed.read(ann, {**EVERYTHING, "conversation": hers})
+    seen = await feed.read(ann, replace(EVERYTHING, conversation=hers))
     assert seen["conversation"] == hers
     assert [row["kind"] for row in seen["rows"]["open"]] == ["own", "other"]
     assert any("Zanzibar" in node["label"] for node in seen["tree"]["nodes"])
@@ -55,7 +58,7 @@ async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine
     assert seen["pages"][0]["blocks"]
 
     for viewer, own in ((bob, his), (None, None)):
-        other = await feed.read(viewer, {**EVERYTHING, "conversation": hers})
+        other = await feed.read(viewer, replace(EVERYTHING, conversation=hers))
         assert other["conversation"] == own
         text = json.dumps(other)
         for hidden in ("Zanzibar", "quokka", secret, hers, ann.id):
@@ -73,24 +76,57 @@ async def test_what_is_no_block_has_no_answer(runtime: Runtime, block: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [{}, {"conversation": 7, "after": "x"}, {"conversation": {"$ne": 1}}, {"after": 10**30}, {"after": -5}],
+    "query",
+    [
+        {},
+        {"conversation": "x" * 5_000, "have": "x" * 100_000, "want": "h" * 999},
+        {"have": ",,m1,\0,m" + "9" * 40, "want": "zzz"},
+    ],
 )
-async def test_whatever_a_browser_sends_gets_an_update(runtime: Runtime, asked: dict[str, Any]) -> None:
-    update = await DashboardFeed(runtime).read(None, asked)
+async def test_whatever_a_browser_sends_gets_an_update(runtime: Runtime, query: dict[str, str]) -> None:
+    update = await DashboardFeed(runtime).read(None, Asked.of(query))
     assert update["map"]["packed"]
     assert update["conversation"] is None
 
 
-async def test_what_happened_is_told_once(runtime: Runtime, engine: SmallEngine) -> None:
+async def test_events_carry_their_numbers(runtime: Runtime, engine: SmallEngine) -> None:
+    """A page flashes those above the number that it has seen: each once."""
     ann, _ = runtime.signer.issue()
-    await ask(runtime, ann, "When does the bakery open?")
     feed = DashboardFeed(runtime)
-    first = await feed.read(ann, {"after": 0})
-    assert first["flash"]["published"]
-    again = await feed.read(ann, {"after": first["event_number"]})
-    newcomer = await feed.read(ann, {})
-    assert again["flash"] == newcomer["flash"] == {"published": [], "copied": [], "evicted": [], "shared": []}
+    before = await feed.read(ann, Asked())
+    assert before["flash"] == {"published": [], "copied": []}, "what was before the first look is not told"
+    await ask(runtime, ann, "When does the bakery open?")
+    await asyncio.sleep(LOOK_S)
+    after = await feed.read(ann, Asked())
+    numbers = [number for number, _ in after["flash"]["published"]]
+    assert numbers
+    assert before["event_number"] < min(numbers) <= max(numbers) <= after["event_number"]
+
+
+async def test_only_what_is_new_is_sent_and_adds_up_to_the_whole(
+    runtime: Runtime, engine: SmallEngine
+) -> None:
+    ann, _ = runtime.signer.issue()
+    feed = DashboardFeed(runtime)
+    first = await feed.answer(ann, EVERYTHING)
+    have = frozenset(part.key for part in first)
+    assert await feed.answer(ann, replace(EVERYTHING, have=have)) == []
+    assert json.loads(wire.plain(first)) == json.loads(gzip.decompress(wire.gzipped(first)))
+    assert json.loads(wire.plain(first))["keys"] == [part.key for part in first]
+
+    await ask(runtime, ann, "When does the bakery open?", "sample-bakery")
+    await asyncio.sleep(LOOK_S)
+    second = await feed.answer(ann, replace(EVERYTHING, have=have))
+    change = wire.merged(second)["map"]
+    assert change["from"] in have
+    cells = zlib.decompress(base64.b64decode(wire.merged(first)["map"]["packed"]))
+    xor = zlib.decompress(base64.b64decode(change["packed"]))
+    shared = await feed.shared()
+    assert bytes(a ^ b for a, b in zip(cells, xor, strict=True)) == shared.cells
+    unknown = await feed.answer(ann, Asked(have=frozenset({"m0.1"})))
+    whole = wire.merged(unknown)["map"]
+    assert "from" not in whole
+    assert zlib.decompress(base64.b64decode(whole["packed"])) == shared.cells
 
 
 async def test_one_look_serves_all_viewers(runtime: Runtime, engine: SmallEngine) -> None:
@@ -107,7 +143,7 @@ def test_a_copy_flashes_where_it_was_copied_to() -> None:
         BlockEvent(4, "evicted", 7, ""),
         BlockEvent(5, "unlinked", 8, ""),
     ]
-    assert flashes(events) == {"published": [4], "copied": [9], "evicted": [7], "shared": [4]}
+    assert flashes(events) == {"published": [[1, 4]], "copied": [[2, 9]]}
 
 
 def test_other_peoples_rows_are_bounded_and_still_add_up() -> None:
@@ -147,7 +183,7 @@ def snapshot_of(blocks: int) -> MemorySnapshot:
 
 @pytest.mark.parametrize(("blocks", "most"), [(10_000, 4_000), (100_000, 40_000)])
 def test_the_map_of_a_large_pool_is_a_small_update(blocks: int, most: int) -> None:
-    assert len(compact_map(snapshot_of(blocks))) < most
+    assert len(packed(cells_of(snapshot_of(blocks)))) < most
 
 
 def test_the_page_has_no_place_for_data() -> None:
@@ -171,7 +207,7 @@ def test_every_name_of_the_script_stands_in_the_template() -> None:
 
 def test_shared_holds_nothing_of_one_viewer() -> None:
     assert set(Shared.__dataclass_fields__) == {
-        "snapshot", "map", "running", "open", "history", "what_if", "events",
+        "number", "snapshot", "figures", "map_key", "cells", "running", "open",
     }  # fmt: skip
 
 

@@ -72,7 +72,11 @@ async def test_readers_come_share_branch_and_leave(
 
 
 async def check_recording(recorder: Recorder) -> None:
-    frames = [frame for frame in recorder.frames if frame.get("open")]
+    merged: dict[str, Any] = {}
+    frames = [merged := merged | frame for frame in recorder.frames]
+    frames = [frame for frame in frames if frame.get("open")]
+    assert sum("map" in frame for frame in recorder.frames) > 2
+    assert sum("from" in frame.get("map", {}) for frame in recorder.frames) > 1, "later maps are differences"
     most = max(frame["open"]["everybody"]["conversations"] for frame in frames)
     assert most >= 6
     busy = next(
@@ -120,8 +124,8 @@ async def test_the_command_starts_it_through_the_door(
 
 def test_recordings_are_written_read_and_refused(tmp_path: Path) -> None:
     recording: dict[str, Any] = {
-        "format": "coread-recording/1", "made": "2026-01-31", "model": "m", "device": "cpu", "every_s": 1.0,
-        "frames": [{"engine": {"model": "m"}}],
+        "format": "coread-recording/2", "made": "2026-01-31", "kind": "engine", "model": "m",
+        "device": "cpu", "every_s": 1.0, "frames": [{"engine": {"model": "m"}}],
     }  # fmt: skip
     path = tmp_path / "r.json.gz"
     save(recording, path)
@@ -130,8 +134,9 @@ def test_recordings_are_written_read_and_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(RecordingRefused, match="cannot be read"):
         load(path)
-    save({**recording, "format": "other"}, path)
-    with pytest.raises(RecordingRefused, match="not a recording"):
-        load(path)
+    for wrong in ({"format": "other"}, {"kind": "dream"}, {"frames": []}):
+        save({**recording, **wrong}, path)
+        with pytest.raises(RecordingRefused, match="not a recording"):
+            load(path)
     with pytest.raises(RecordingRefused, match="cannot be written"):
         save(recording, tmp_path / "none" / "r.json.gz")

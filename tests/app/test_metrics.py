@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.dashboard.feed import DashboardFeed
+from app.dashboard.feed import EVERYTHING, DashboardFeed
 from app.memory_feed import STATES, open_readers
 from app.metrics import LedgerCollector
 from app.runtime import Runtime
@@ -55,7 +55,7 @@ async def test_page_metrics_api_receipts_and_ledger_agree(
 ) -> None:
     receipts = await work(engine)
     engine.fresh()
-    feed = await DashboardFeed(runtime).read(None, {"history": True})
+    feed = await DashboardFeed(runtime).read(None, EVERYTHING)
     api = (await client.get("/api/memory")).json()
     scraped = samples((await client.get("/metrics")).text)
     snapshot = engine.memory()
@@ -71,10 +71,14 @@ async def test_page_metrics_api_receipts_and_ledger_agree(
             assert scraped[f"coread:{figure}", view] == value, (view, figure)
             assert feed[view]["everybody"][figure] == api[view]["everybody"][figure] == value
         rows = feed["rows"][view]
+        assert api["rows"][view] == rows
         assert sum(row["fair_share_bytes"] for row in rows) == totals.physical_bytes
         assert sum(row["saved_bytes"] for row in rows) == totals.saved_bytes
         assert sum(row["unshared_bytes"] for row in rows) == totals.unshared_bytes
 
+    assert api["tree"] == feed["tree"]
+    shown = sum(node["blocks"] + node["left_out"] for node in api["tree"]["nodes"]) + api["tree"]["left_out"]
+    assert 0 < shown == api["tree"]["blocks"] <= snapshot.held + snapshot.retained
     check_map(feed, api, snapshot, scraped)
     since, start = snapshot.since_start, feed["since_start"]
     assert api["since_start"] == start
@@ -131,7 +135,7 @@ def check_map(
 async def test_the_history_ends_with_what_is_saved_now(runtime: Runtime, engine: SmallEngine) -> None:
     await work(engine)
     engine.fresh()
-    feed = await DashboardFeed(runtime).read(None, {"history": True})
+    feed = await DashboardFeed(runtime).read(None, EVERYTHING)
     ages = [age for age, _, _ in feed["history"]]
     assert ages == sorted(ages, reverse=True)
     assert max(saved for _, saved, _ in feed["history"]) <= feed["since_start"]["peak_saved_bytes"]

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from playwright.async_api import Browser, Page
 
-from app.dashboard.recording import PACKAGED
+from app.dashboard.recording import packaged
 from app.demo import Demo, Pace
 from app.pages.build import build_demo
 from app.runtime import Runtime
@@ -52,8 +52,14 @@ async def drawn(page: Page, url: str) -> None:
     await page.wait_for_function("document.querySelector('[data-cd=map]')?.dataset.total", timeout=90_000)
 
 
-async def enter(browser: Browser, url: str) -> Person:
+#: What a person's going back to live leaves behind: no recording starts by itself.
+LIVE = "sessionStorage.setItem('coread.live', '1')"
+
+
+async def enter(browser: Browser, url: str, *, live: bool = True) -> Person:
     context = await browser.new_context(viewport={"width": 1400, "height": 900})
+    if live:
+        await context.add_init_script(LIVE)
     person = Person(context, await context.new_page(), url)
     await drawn(person.page, url)
     return person
@@ -93,10 +99,8 @@ async def test_a_hostile_title_is_only_shown(server: str, browser: Browser, tmp_
     file = tmp_path / "zebra.md"
     file.write_text(HOSTILE)
     await ann.load()
-    await ann.page.locator(".toggle-button").first.click()
-    await ann.page.get_by_text("Your own documents").click()
-    await ann.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
-    await ann.page.get_by_text("ready, 1 passage").wait_for()
+    await ann.sidebar()
+    await ann.add(file)
     await ann.ask("Is the zebra striped? ${window.ran=1}<img src=x onerror=window.ran=1>")
     await ann.answered()
     await drawn(ann.page, server)
@@ -108,16 +112,34 @@ async def test_a_hostile_title_is_only_shown(server: str, browser: Browser, tmp_
     ann.assert_unharmed()
 
 
-async def test_a_recording_is_labelled_as_one(server: str, browser: Browser) -> None:
-    assert PACKAGED.is_file()
-    ann = await enter(browser, server)
-    await ann.page.get_by_role("button", name="Play the recording").click()
-    await ann.page.get_by_text("Recording, not live").wait_for()
-    await ann.page.wait_for_function(
+async def replayed(page: Page) -> None:
+    await page.get_by_text("Recording, not live").wait_for()
+    await page.wait_for_function(
         "Number(document.querySelector('[data-cd=map]').dataset.shared) > 20", timeout=60_000
     )
+
+
+@pytest.mark.parametrize("kind", sorted(packaged()))
+async def test_a_recording_is_labelled_as_one(server: str, browser: Browser, kind: str) -> None:
+    ann = await enter(browser, server)
+    await ann.page.locator(f"[data-cd=replay-{kind}]").click()
+    await replayed(ann.page)
     await ann.page.get_by_role("button", name="Back to live").click()
     await ann.page.wait_for_function("document.querySelector('[data-cd=map]').dataset.total === '600'")
+    assert not await ann.page.get_by_text("Recording, not live").is_visible()
+    ann.assert_unharmed()
+
+
+async def test_a_recording_plays_only_while_nobody_reads(server: str, browser: Browser) -> None:
+    ann = await enter(browser, server, live=False)
+    await replayed(ann.page)
+    assert await ann.page.get_attribute("[data-cd=map]", "data-total") != "600"
+    await ann.page.get_by_text("because nobody is reading").wait_for()
+    bob = await enter(browser, server)
+    await bob.page.get_by_role("button", name="Start the demonstration").click()
+    await ann.page.wait_for_function(
+        "document.querySelector('[data-cd=map]').dataset.total === '600'", timeout=60_000
+    )
     assert not await ann.page.get_by_text("Recording, not live").is_visible()
     ann.assert_unharmed()
 
@@ -130,6 +152,7 @@ async def test_small_and_large_pools_fit_phones_and_screens(
     context = await browser.new_context(
         viewport={"width": width, "height": 844}, color_scheme="dark", reduced_motion="reduce"
     )
+    await context.add_init_script(LIVE)
     person = Person(context, await context.new_page(), server)
     await drawn(person.page, server)
     blocks = request.node.callspec.params["server"]

@@ -1,0 +1,81 @@
+"""What one viewer may see by name, looked up now and then: own conversations and readable documents."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from app.errors import NotFoundHere
+from app.principal import Principal
+
+if TYPE_CHECKING:
+    from app.runtime import Runtime
+
+#: How long a viewer's list of documents and conversations is good for.
+NAMES_S = 5.0
+MAX_VIEWERS = 1_000
+NOBODY = Principal("anonymous", "nobody")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """`own`: id -> title of the viewer's conversations (and of scripted readers), newest first; `titles`: id
+    -> title of the documents that the viewer may read."""
+
+    at: float
+    own: Mapping[str, str]
+    titles: Mapping[str, str]
+    #: Conversations that were asked for and are not the viewer's.
+    foreign: set[str] = field(default_factory=set)
+
+
+class Viewers:
+    """The names of those who look, at most `NAMES_S` old."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: OrderedDict[str, Names] = OrderedDict()
+
+    async def names(self, principal: Principal | None, conversation: str = "") -> Names:
+        """Nobody in particular may see the scripted readers of a demonstration and what everybody may read.
+
+        `conversation` is looked up by itself where it is not among the viewer's last ones.
+        """
+        key = principal.id if principal is not None else ""
+        found = self._known.get(key)
+        if found is None or time.monotonic() - found.at > NAMES_S:
+            found = await self._look_up(principal)
+            self._keep(key, found)
+        scripted = self._runtime.demo.conversations(found.titles)
+        if (
+            principal is not None
+            and conversation
+            and conversation not in found.own
+            and conversation not in scripted
+            and conversation not in found.foreign
+        ):
+            try:
+                talk = await self._runtime.store.conversation(principal, conversation)
+            except NotFoundHere:
+                found.foreign.add(conversation)
+            else:
+                found = replace(found, own={talk.id: talk.title or "Untitled", **found.own})
+                self._keep(key, found)
+        return replace(found, own={**found.own, **scripted}) if scripted else found
+
+    def _keep(self, key: str, names: Names) -> None:
+        self._known[key] = names
+        self._known.move_to_end(key)
+        while len(self._known) > MAX_VIEWERS:
+            self._known.popitem(last=False)
+
+    async def _look_up(self, principal: Principal | None) -> Names:
+        runtime, own = self._runtime, {}
+        if principal is not None:
+            talks = await runtime.store.conversations(principal)
+            own = {talk.id: talk.title or "Untitled" for talk in talks}
+        documents = await runtime.knowledge.documents(principal if principal is not None else NOBODY)
+        return Names(time.monotonic(), own, {view.id: view.title for view in documents})
