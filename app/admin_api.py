@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from app.commands import ask, ingest_bytes, search
 from app.errors import UploadRefused
 from app.runtime import Runtime
+from engine.errors import IntegrityError
 
 
 class AskBody(BaseModel):
@@ -72,5 +73,21 @@ def admin_router(runtime: Runtime) -> APIRouter:
     async def status_route(request: Request) -> dict[str, Any]:
         runtime.identify("command", request)
         return runtime.status()
+
+    @router.get("/check")
+    async def check_route(request: Request) -> dict[str, Any]:
+        """Every account of the memory and every store of documents, recomputed: what does not add up."""
+        runtime.identify("command", request)
+        problems: list[str] = []
+        try:
+            await asyncio.to_thread(runtime.engine.check_integrity)
+        except IntegrityError as error:
+            problems.append(f"The memory's accounts do not add up: {error}")
+        report = await runtime.knowledge.check()
+        return {
+            "problems": problems + list(report.problems),
+            "documents": report.documents,
+            "passages": report.passages,
+        }
 
     return router

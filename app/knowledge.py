@@ -19,7 +19,7 @@ from rag.errors import NotFound
 if TYPE_CHECKING:
     from engine.service import EngineService
     from rag.aio import AsyncLibrary
-    from rag.types import DocumentInfo, DocumentText, Hit
+    from rag.types import CheckReport, DocumentInfo, DocumentText, Hit
 
 log = logging.getLogger("coread")
 OWN_COLLECTION = "Own documents"
@@ -202,6 +202,10 @@ class Knowledge:
     async def ingest(self, collection: str, name: str, data: bytes, by: Principal) -> DocumentInfo:
         """Add a document and wait until it is ready or has failed."""
         return await self._library.wait(await self._library.add_document(collection, name, data, by.id))
+
+    async def check(self) -> CheckReport:
+        """Whether every store of documents agrees with the others."""
+        return await self._library.check()
 
     async def progress(
         self, principal: Principal, document: str, every_s: float
