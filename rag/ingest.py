@@ -34,12 +34,16 @@ from rag.types import DocumentInfo
 log = logging.getLogger("coread.rag")
 
 _MAX_ATTEMPTS = 3
-_EMBED_BATCH = 32
+#: The job's row, unless somebody has cancelled it or put another one in its place.
+_MINE = "document = ? AND queued = ? AND status IN ('parsing', 'embedding')"
+#: Passages between two looks at whether somebody is being answered.
+_EMBED_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A claimed job. `document` and `collection` are integer keys."""
+    """A claimed job. `document` and `collection` are integer keys; `queued` tells it from an earlier or later
+    job for the same document, which may have been cancelled or superseded."""
 
     document: int
     document_id: str
@@ -47,6 +51,7 @@ class Job:
     content_hash: str
     name: str
     size: int
+    queued: float
 
 
 class Ingest:
@@ -70,7 +75,8 @@ class Ingest:
         self.replaced: Callable[[str, str], None] = lambda document_id, content_hash: None
         self._wake = threading.Condition()
         self._stopping = False
-        self._cancelled: set[int] = set()
+        self._working: set[Job] = set()
+        self._cancelled: set[Job] = set()
         self._waiters: dict[str, list[Future[DocumentInfo]]] = {}
         self._threads = [
             threading.Thread(target=self._run, name=f"rag-ingest-{i}", daemon=True) for i in range(threads)
@@ -106,7 +112,7 @@ class Ingest:
     def cancel(self, document: int) -> None:
         """Stop work on a document (integer key) soon. The caller has changed its rows already."""
         with self._wake:
-            self._cancelled.add(document)
+            self._cancelled |= {job for job in self._working if job.document == document}
 
     def when_finished(self, document_id: str) -> Future[DocumentInfo]:
         """Done when the document is ready or failed; its exception is `NotFound` where it was deleted."""
@@ -155,6 +161,10 @@ class Ingest:
             except Exception:
                 log.exception("document %s could not be indexed", job.document_id)
                 self._fail(job, "internal", "The document could not be indexed; the server's log says why.")
+            finally:
+                with self._wake:
+                    self._working.discard(job)
+                    self._cancelled.discard(job)
             self.settle(job.document_id)
 
     def _claim(self) -> Job | None:
@@ -172,13 +182,14 @@ class Ingest:
                 (row["document"],),
             )
             return Job(
-                row["document"], row["id"], row["collection"], row["content_hash"], row["name"], row["size"]
-            )
+                row["document"], row["id"], row["collection"], row["content_hash"], row["name"], row["size"],
+                row["queued"],
+            )  # fmt: skip
 
         job = self._db.write_sync(write)
         if job is not None:
             with self._wake:
-                self._cancelled.discard(job.document)
+                self._working.add(job)
         return job
 
     def _work(self, job: Job) -> None:
@@ -193,7 +204,7 @@ class Ingest:
         vectors = self._embed(job, passages)
         prepared = [lexical.prepare(p.embedding_text) for p in passages]
         if self._abandoned(job):
-            raise ParseFailed("cancelled", "The upload was cancelled.")
+            raise _cancelled()
         with self._indexes.locked(job.collection):
             done = self._db.write_sync(
                 lambda c: _commit(c, job, parsed, sections, passages, vectors, prepared)
@@ -213,7 +224,7 @@ class Ingest:
         told = time.monotonic()
         for first in range(0, len(passages), _EMBED_BATCH):
             if self._abandoned(job):
-                raise ParseFailed("cancelled", "The upload was cancelled.")
+                raise _cancelled()
             self._courtesy.wait()
             parts.append(
                 self._embedder.embed([p.embedding_text for p in passages[first : first + _EMBED_BATCH]])
@@ -225,18 +236,20 @@ class Ingest:
 
     def _abandoned(self, job: Job) -> bool:
         with self._wake:
-            return self._stopping or job.document in self._cancelled
+            return self._stopping or job in self._cancelled
 
     def _progress(self, job: Job, progress: float, status: str) -> None:
-        self._db.write_sync(
+        """Say how far the job has come. Raises `ParseFailed` where it is no longer wanted."""
+        wanted = self._db.write_sync(
             lambda c: (
                 c.execute(
-                    "UPDATE jobs SET status = ?, progress = ? WHERE document = ? AND content_hash = ? "
-                    "AND status IN ('parsing', 'embedding')",
-                    (status, min(progress, 0.99), job.document, job.content_hash),
+                    f"UPDATE jobs SET status = ?, progress = ? WHERE {_MINE}",
+                    (status, min(progress, 0.99), job.document, job.queued),
                 ).rowcount
             )
         )
+        if not wanted:
+            raise _cancelled()
 
     def _fail(self, job: Job, reason: str, message: str) -> None:
         with self._wake:
@@ -245,18 +258,20 @@ class Ingest:
         def write(connection: sqlite3.Connection) -> None:
             if stopping:  # not the document's fault: it starts again, and this start doesn't count
                 connection.execute(
-                    "UPDATE jobs SET status = 'queued', attempts = attempts - 1 WHERE document = ? AND "
-                    "content_hash = ? AND status != 'failed'",
-                    (job.document, job.content_hash),
+                    f"UPDATE jobs SET status = 'queued', attempts = attempts - 1 WHERE {_MINE}",
+                    (job.document, job.queued),
                 )
             else:
                 connection.execute(
-                    "UPDATE jobs SET status = 'failed', reason = ?, message = ? WHERE document = ? AND "
-                    "content_hash = ? AND status IN ('parsing', 'embedding')",
-                    (reason, message, job.document, job.content_hash),
+                    f"UPDATE jobs SET status = 'failed', reason = ?, message = ? WHERE {_MINE}",
+                    (reason, message, job.document, job.queued),
                 )
 
         self._db.write_sync(write)
+
+
+def _cancelled() -> ParseFailed:
+    return ParseFailed("cancelled", "The upload was cancelled.")
 
 
 def _next_job(connection: sqlite3.Connection) -> sqlite3.Row | None:
@@ -291,8 +306,8 @@ def _commit(
     """Put the new version in the place of the old one. None where the job is no longer wanted."""
     row = connection.execute(
         "SELECT d.version, d.content_hash FROM documents d JOIN jobs j ON j.document = d.key "
-        "WHERE d.key = ? AND j.content_hash = ? AND j.status = 'embedding'",
-        (job.document, job.content_hash),
+        "WHERE d.key = ? AND j.queued = ? AND j.status = 'embedding'",
+        (job.document, job.queued),
     ).fetchone()
     if row is None:
         return None

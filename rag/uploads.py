@@ -56,6 +56,10 @@ class Uploads:
                 _queue(connection, same["key"], content_hash, name, len(data))
                 connection.execute("UPDATE documents SET name = ? WHERE key = ?", (name, same["key"]))
                 return str(same["id"])
+            if connection.execute("SELECT 1 FROM documents WHERE id = ?", (new_id,)).fetchone():
+                raise RagError(
+                    f"There is a document with the id {new_id} already; replace it, or take another id."
+                )
             self._check_quota(connection, key, len(data))
             now = time.time()
             cursor = connection.execute(
@@ -88,10 +92,13 @@ class Uploads:
             same = _same_content(connection, row["collection"], content_hash)
             if same is not None and not (same["key"] == row["key"] and same["status"] == "failed"):
                 raise DuplicateDocument(same["id"], same["name"])
-            self._check_quota(connection, row["collection"], len(data) - row["size"], documents=0)
             pending = connection.execute(
-                "SELECT content_hash FROM jobs WHERE document = ?", (row["key"],)
+                "SELECT content_hash, size FROM jobs WHERE document = ?", (row["key"],)
             ).fetchone()
+            counted = max(row["size"], pending["size"] if pending else 0)
+            self._check_quota(
+                connection, row["collection"], max(row["size"], len(data)) - counted, documents=0
+            )
             _queue(connection, row["key"], content_hash, name, len(data))
             return row["key"], pending["content_hash"] if pending else None
 
@@ -116,8 +123,8 @@ class Uploads:
             if info.reason is not None:
                 connection.execute(
                     "UPDATE jobs SET status = 'queued', reason = NULL, message = NULL, attempts = 0, "
-                    "queued = ? WHERE document = (SELECT key FROM documents WHERE id = ?) "
-                    "AND status = 'failed'",
+                    "queued = MAX(?, queued + 1e-6) WHERE status = 'failed' "
+                    "AND document = (SELECT key FROM documents WHERE id = ?)",
                     (time.time(), document_id),
                 )
 
@@ -242,10 +249,13 @@ def _queue(connection: sqlite3.Connection, document: int, content_hash: str, nam
 
 
 def _same_content(connection: sqlite3.Connection, collection: int, content_hash: str) -> sqlite3.Row | None:
+    """The collection's document of this content, ready, being read or failed; a replacement that failed is
+    nobody's content."""
     row: sqlite3.Row | None = connection.execute(
         "SELECT d.key, d.id, d.name, d.version, j.status FROM documents d "
         "LEFT JOIN jobs j ON j.document = d.key WHERE d.collection = ? "
-        "AND (d.content_hash = ? OR j.content_hash = ?) ORDER BY d.key LIMIT 1",
+        "AND (d.content_hash = ? OR j.content_hash = ? AND NOT (j.status = 'failed' AND d.version > 0)) "
+        "ORDER BY d.key LIMIT 1",
         (collection, content_hash, content_hash),
     ).fetchone()
     return row
