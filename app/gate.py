@@ -47,6 +47,8 @@ ASSETS = ("/static/", "/assets/", "/svelte/", "/theme.css", "/favicon.ico", "/ro
 #: Doors that decide for themselves who may pass.
 OWN_CHECK = ("/v1", "/api", "/metrics", "/healthz", "/readyz")
 SIGN_IN = ("/sign-in", "/set-up")
+#: Where the library page sends files.
+FILES = ("/library/files",)
 _MAX_HASHES, _MAX_HASHES_EACH = 100_000, 500
 _MAX_JSON = 8 * 2**20
 MAX_FORM = 16_384
@@ -222,6 +224,8 @@ class GateMiddleware:
 
     async def _gradio(self, request: Request, receive: Receive, principal: Principal) -> Receive:
         route, who = gradio_route(_path(request)), principal.id
+        if request.method == "POST" and _under(_path(request), FILES):
+            route = "/upload"  # files of the library page, which come without Gradio's forms
         match route:
             case "/queue/data":
                 self._hashes.check(request.query_params.get("session_hash", ""), who)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.errors import NotFoundHere
 from app.limits import Limits, Stored
+from app.pages.words import phrase
 from app.principal import Principal
 from app.settings import Settings
 from app.store import EVERYBODY, Reference, Store
@@ -19,7 +20,7 @@ from rag.errors import NotFound
 if TYPE_CHECKING:
     from engine.service import EngineService
     from rag.aio import AsyncLibrary
-    from rag.types import CheckReport, DocumentInfo, DocumentText, Hit
+    from rag.types import CheckReport, DocumentInfo, DocumentText, DocumentVersion, Hit
 
 log = logging.getLogger("coread")
 OWN_COLLECTION = "Own documents"
@@ -181,15 +182,19 @@ class Knowledge:
             await self._store.grant(made.id, reader)
         return made.id
 
-    async def upload(self, principal: Principal, name: str, data: bytes) -> str:
-        """Queue a file for the principal's own collection, which nobody else can read; its document's id.
+    async def upload(
+        self, principal: Principal, name: str, data: bytes, collection: str | None = None
+    ) -> str:
+        """Queue a file for `collection`, which the caller has found to be the principal's own (None: one that
+        nobody else can read, made at the first use); its document's id.
 
         Raises `UploadRefused` over the size limit or the person's quota, `TooMany` over the hourly one, and
         `rag`'s own refusals.
         """
         self._limits.check_upload(principal.id, len(data), await self.stored(principal))
-        own = await self.collection(principal, OWN_COLLECTION, principal.id)
-        return await self._library.add_document(own, name, data, principal.id)
+        if collection is None:
+            collection = await self.collection(principal, OWN_COLLECTION, principal.id)
+        return await self._library.add_document(collection, name, data, principal.id)
 
     async def stored(self, principal: Principal) -> Stored:
         """What the principal keeps, failed uploads included, and what everybody does."""
@@ -222,14 +227,49 @@ class Knowledge:
         finally:
             waiting.cancel()
 
-    async def delete(self, principal: Principal, document: str) -> int:
-        """Delete one of the principal's own documents; how many blocks of its KV lost their document.
+    async def infos(self, principal: Principal, collections: frozenset[str]) -> list[DocumentInfo]:
+        """The documents of these collections that the principal may read, in whatever state, by name."""
+        return await self._library.documents(collections & await self._store.readable(principal))
+
+    async def versions(self, principal: Principal, document: str) -> list[DocumentVersion]:
+        """The versions that a document has had, newest first; raises `NotFoundHere`."""
+        try:
+            return await self._library.versions(document, await self._store.readable(principal))
+        except NotFound:
+            raise NotFoundHere(phrase("library.no_document")) from None
+
+    async def original(self, principal: Principal, document: str) -> tuple[DocumentInfo, bytes]:
+        """The uploaded file of a document's ready version; raises `NotFoundHere`."""
+        info = await self.readable_info(principal, document)
+        try:
+            return info, await self._library.original(document, frozenset({info.collection_id}))
+        except NotFound:
+            raise NotFoundHere(phrase("library.no_original")) from None
+
+    async def readable_info(self, principal: Principal, document: str) -> DocumentInfo:
+        """A document that the principal may read, in whatever state; raises `NotFoundHere` for any other."""
+        try:
+            return await self._library.info(document, await self._store.readable(principal))
+        except NotFound:
+            raise NotFoundHere(phrase("library.no_document")) from None
+
+    async def changeable(self, principal: Principal, document: str) -> DocumentInfo:
+        """A document that the principal added, or that lies in a collection of its own.
 
         Raises `NotFoundHere` for anybody else's, exactly as for one that does not exist.
         """
-        infos = await self._library.documents(await self._store.readable(principal))
-        if document not in {info.id for info in infos if info.created_by == principal.id}:
-            raise NotFoundHere("There is no such document among yours.")
+        try:
+            info = await self.readable_info(principal, document)
+        except NotFoundHere:
+            raise NotFoundHere(phrase("library.not_yours")) from None
+        owners = {c.owner for c in await self._library.collections({info.collection_id})}
+        if principal.id not in owners | {info.created_by}:
+            raise NotFoundHere(phrase("library.not_yours"))
+        return info
+
+    async def delete(self, principal: Principal, document: str) -> int:
+        """Delete a document that is `changeable`; how many blocks of its KV lost their document."""
+        await self.changeable(principal, document)
         freed = await asyncio.to_thread(self._engine.unlink_document, document)
         await self._library.delete_document(document)
         return freed

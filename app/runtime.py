@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from app.access import Access, Caller, Door
 from app.accounts import Accounts
 from app.chat import Chat
+from app.collections import Collections
+from app.collections_documents import Shelf
+from app.collections_warm import Warmer
 from app.dashboard.feed import DashboardFeed
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
@@ -128,6 +131,9 @@ class Runtime:
         self._prompter: Prompter | None = None
         self._encoder: MessageEncoder | None = None
         self._knowledge: Knowledge | None = None
+        self._collections: Collections | None = None
+        self._shelf: Shelf | None = None
+        self._warmer: Warmer | None = None
         self._signer: CookieSigner | None = None
         self._access: Access | None = None
         self._keys: ApiKeys | None = None
@@ -190,6 +196,7 @@ class Runtime:
                 self.settings, self._engine, self._knowledge, self._store, self._prompter, self.limits
             )
             self._library.library.on_delete(self._forget)
+            await self._open_shelf()
             queued = await self._knowledge.seed()
             self._state, self._detail = "ready", "Ready."
             log.info("ready: %s", self._engine.status().detail)
@@ -198,6 +205,16 @@ class Runtime:
         except Exception as error:
             self._state, self._detail = "failed", sentence(error)
             log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
+
+    async def _open_shelf(self) -> None:
+        knowledge, library, engine = self._knowledge, self._library, self._engine
+        store, prompter = self._store, self._prompter
+        if knowledge is None or library is None or engine is None or store is None or prompter is None:
+            raise StillWarmingUp(self._detail)
+        self._collections = Collections(self.settings, library, store, lambda: self.accounts)
+        self._shelf = Shelf(knowledge, self._collections, library, store, engine, self.limits)
+        self._warmer = Warmer(self.settings, library, store, engine, prompter)
+        await self._shelf.open()
 
     async def _open_people(self, database: Database) -> None:
         """Know who may enter before anything heavy is loaded: signing in works while the models warm up."""
@@ -235,6 +252,8 @@ class Runtime:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         await self.demo.stop()
+        if self._warmer is not None:
+            await self._warmer.stop()
         self._state = "stopped"
         if self._accounts is not None:
             self._accounts.close()
@@ -302,6 +321,18 @@ class Runtime:
     @property
     def knowledge(self) -> Knowledge:
         return self._ready(self._knowledge)
+
+    @property
+    def collections(self) -> Collections:
+        return self._ready(self._collections)
+
+    @property
+    def shelf(self) -> Shelf:
+        return self._ready(self._shelf)
+
+    @property
+    def warmer(self) -> Warmer:
+        return self._ready(self._warmer)
 
     @property
     def chat(self) -> Chat:

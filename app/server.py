@@ -26,6 +26,7 @@ from app.gate import GateMiddleware
 from app.lifecycle import PatientProtocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
 from app.openai_api import openai_router
+from app.pages.library_files import library_router
 from app.people_api import people_router
 from app.principal import IdentityMiddleware
 from app.request_log import RequestLogMiddleware, configure_logging
@@ -93,6 +94,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     app.include_router(metrics_router(runtime))
     app.include_router(demo_router(runtime))
     app.include_router(exports_router(runtime))
+    app.include_router(library_router(runtime))
     _add_health(app, runtime)
     mounted: FastAPI = gr.mount_gradio_app(
         app,

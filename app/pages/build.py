@@ -15,6 +15,7 @@ from app.knowledge import suggested_questions
 from app.pages.conversations import SEARCH_ALL, ConversationHandlers
 from app.pages.desk import build_desk, say_script
 from app.pages.handlers import ChatHandlers
+from app.pages.library_page import build_library
 from app.pages.library_panel import LibraryHandlers
 from app.pages.words import mark
 from app.runtime import Runtime
@@ -162,6 +163,10 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
         on(remove.click, library_handlers.remove, [own])
+    with demo.route(mark("library.name"), "/library"):
+        Navbar(main_page_name=mark("page.chat"))
+        _brand("cr-brand-library")
+        build_library(runtime)
     with demo.route(mark("memory.page"), "/memory"):
         Navbar(main_page_name=mark("page.chat"))
         _brand("cr-brand-memory")

@@ -7,13 +7,14 @@ from pathlib import Path
 import gradio as gr
 
 from app.dashboard.page import stylesheet as dashboard_stylesheet
+from app.pages.library_page import stylesheet as library_stylesheet
 
 _HERE = Path(__file__).parent
 
 
 def stylesheet() -> str:
     """The style sheet that goes to `mount_gradio_app(css=…)`."""
-    return (_HERE / "style.css").read_text(encoding="utf-8") + dashboard_stylesheet()
+    return (_HERE / "style.css").read_text(encoding="utf-8") + dashboard_stylesheet() + library_stylesheet()
 
 
 def make_theme() -> gr.themes.Base:

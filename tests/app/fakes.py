@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from engine.document_memory import DocumentMemory
 from engine.ledger import MemorySnapshot, Row, SinceStart, Totals
 from engine.service import EngineStatus, PageTableView
 from engine.tree_picture import TreePicture
@@ -116,6 +117,7 @@ class FakeEngine:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     closed: list[str] = field(default_factory=list)
     unlinked: list[str] = field(default_factory=list)
+    pinned: set[str] = field(default_factory=set)
     stopped: bool = False
     ready_error: Exception | None = None
     tokenizer: Any = field(default_factory=CharTokenizer)
@@ -157,6 +159,18 @@ class FakeEngine:
 
     def page_tables(self, conversation: str) -> list[PageTableView]:
         return []
+
+    def documents(self, *, fresh: bool = False) -> dict[str, DocumentMemory]:
+        """Every document that a prompt named is in memory, three blocks of it."""
+        named = {s.document for r in self.requests for s in r.segments if s.document} - set(self.unlinked)
+        return {id: DocumentMemory(3, 3, 0, 0, 1, 3 * (id in self.pinned), id in self.pinned) for id in named}
+
+    def pin_document(self, document: str) -> int:
+        self.pinned.add(document)
+        return 3
+
+    def unpin_document(self, document: str) -> None:
+        self.pinned.discard(document)
 
     def memory(self) -> MemorySnapshot:
         conversation = self.requests[-1].conversation if self.requests else "c"

@@ -1,0 +1,101 @@
+"""The library page's files: sent as they are, one a request, and fetched again by those who may read them.
+
+A file never passes through Gradio's cache, which everybody could read. Its name comes in a header, where no
+log keeps it, and goes back as data in `Content-Disposition`; a browser is told to save the file, never to
+show it.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from app.errors import AppError, UploadRefused
+from app.http_errors import as_refusal
+from app.pages import words
+from app.pages.words import phrase
+from app.runtime import Runtime
+from rag.errors import DuplicateDocument, RagError
+
+NAME_HEADER = "x-coread-name"
+_MAX_NAME = 3_000
+
+
+def library_router(runtime: Runtime) -> APIRouter:
+    router = APIRouter(prefix="/library/files", include_in_schema=False)
+
+    @router.post("")
+    async def add(request: Request, collection: str = "") -> Response:
+        """Queue the body as a document of a collection of the caller's own; `{"id": …}`."""
+        try:
+            principal = runtime.identify("page", request)
+            if collection:  # before the body is read, as below
+                await runtime.collections.own(principal, collection)
+            data = await _body(request, runtime.settings.max_upload_bytes)
+            id = await runtime.shelf.add(principal, collection or None, _name(request), data)
+            return JSONResponse({"id": id})
+        except (AppError, RagError) as error:
+            return _refused(request, error)
+
+    @router.post("/{id}")
+    async def replace(request: Request, id: str) -> Response:
+        """Queue the body as a new version of a document that the caller may change."""
+        try:
+            principal = runtime.identify("page", request)
+            # Looked at before the body is read: a stranger's megabytes are not taken first.
+            await runtime.knowledge.changeable(principal, id)
+            data = await _body(request, runtime.settings.max_upload_bytes)
+            await runtime.shelf.replace(principal, id, _name(request), data)
+            return JSONResponse({"id": id})
+        except (AppError, RagError) as error:
+            return _refused(request, error)
+
+    @router.get("/{id}")
+    async def original(request: Request, id: str) -> Response:
+        """The file as it was uploaded, to be saved."""
+        info, data = await runtime.knowledge.original(runtime.identify("page", request), id)
+        headers = {
+            "content-disposition": f"attachment; filename*=UTF-8''{quote(_saved_as(info.name), safe='')}",
+            "content-security-policy": "default-src 'none'; sandbox",
+            "cache-control": "no-store",
+        }
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+    return router
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    """The request's body, read no further than `limit`."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise UploadRefused(phrase("library.too_large", limit=limit / 2**20))
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _name(request: Request) -> str:
+    """The file's name, percent-encoded UTF-8 in a header. It is only ever data."""
+    return unquote(request.headers.get(NAME_HEADER, "")[:_MAX_NAME], errors="replace")
+
+
+def _saved_as(name: str) -> str:
+    """A name that a browser may save under: no part of a path, nothing that a shell or a system minds."""
+    kept = "".join("_" if c in '\\/:*?"<>|' or not c.isprintable() else c for c in name)
+    return kept.strip(" .")[:150] or "document"
+
+
+def _refused(request: Request, error: AppError | RagError) -> JSONResponse:
+    """A refusal for the page: one sentence, and of a duplicate the document that is there already (which is
+    the caller's own: nobody adds to somebody else's collection)."""
+    refusal = as_refusal(error)
+    w = words.of(request.headers)
+    answer = {"error": w.sentence(error), "code": error.code}
+    if isinstance(error, DuplicateDocument):
+        answer |= {"error": w("library.duplicate", name=error.name), "existing": error.existing}
+    headers = {"retry-after": str(max(1, round(refusal.retry_after_s)))} if refusal.retry_after_s else {}
+    return JSONResponse(answer, status_code=refusal.status, headers=headers)
