@@ -93,6 +93,12 @@ class EmbedderUnavailable(RagError):
     code = "embedder_unavailable"
 
 
+class RerankerUnavailable(RagError):
+    """No usable cross-encoder where the settings point."""
+
+    code = "reranker_unavailable"
+
+
 class UnstableTemplate(RagError):
     """The model's chat template can't be laid out so that earlier tokens stay the same."""
 

@@ -26,6 +26,7 @@ from rag.gate import Answerability
 from rag.indexes import Indexes
 from rag.ingest import Ingest
 from rag.parse.types import Limits
+from rag.rerank import Reranker
 from rag.schema import MIGRATIONS
 from rag.search import Searcher
 from rag.types import (
@@ -48,6 +49,7 @@ class Library:
 
     embedder     makes vectors; is not closed by `close`
     courtesy     lets embedding of uploads yield to answers being written
+    reranker     orders what a search found anew; none by default
     threads      documents that are read at the same time
     """
 
@@ -60,6 +62,7 @@ class Library:
         limits: LibraryLimits | None = None,
         parse_limits: Limits | None = None,
         courtesy: Courtesy | None = None,
+        reranker: Reranker | None = None,
         threads: int = 2,
     ) -> None:
         database.migrate(MIGRATIONS)
@@ -69,7 +72,11 @@ class Library:
             log.info("the terms of %d passages were counted", restored)
         self.indexes = Indexes(database, embedder)
         self.searcher = Searcher(
-            database, embedder, self.indexes, query_characters=self.limits.query_characters
+            database,
+            embedder,
+            self.indexes,
+            reranker=reranker,
+            query_characters=self.limits.query_characters,
         )
         self._ingest = Ingest(
             database,
@@ -95,6 +102,7 @@ class Library:
         limits: LibraryLimits | None = None,
         parse_limits: Limits | None = None,
         courtesy: Courtesy | None = None,
+        reranker: Reranker | None = None,
         threads: int = 2,
     ) -> Library:
         """Own the folder, open its database (and further schemas) and library; end with `close(all=True)`.
@@ -107,7 +115,8 @@ class Library:
             try:
                 return cls(
                     data_dir, database, embedder,
-                    limits=limits, parse_limits=parse_limits, courtesy=courtesy, threads=threads,
+                    limits=limits, parse_limits=parse_limits, courtesy=courtesy, reranker=reranker,
+                    threads=threads,
                 )  # fmt: skip
             except BaseException:
                 database.close()

@@ -17,6 +17,7 @@ from rag.followup import resolve
 from rag.fuse import WEIGHTS, Fused, fuse
 from rag.gate import Answerability, judge
 from rag.indexes import Indexes
+from rag.rerank import CANDIDATES, Reranker, rerank
 from rag.terms import query_terms
 from rag.types import Hit
 
@@ -30,11 +31,18 @@ class Searcher:
     """Thread-safe."""
 
     def __init__(
-        self, database: Database, embedder: Embedder, indexes: Indexes, *, query_characters: int = 200_000
+        self,
+        database: Database,
+        embedder: Embedder,
+        indexes: Indexes,
+        *,
+        reranker: Reranker | None = None,
+        query_characters: int = 200_000,
     ) -> None:
         self._db = database
         self._embedder = embedder
         self._indexes = indexes
+        self._reranker = reranker
         self._limit = query_characters
         #: False while embeddings of another model are being replaced: then only words are searched.
         self.dense = True
@@ -52,9 +60,10 @@ class Searcher:
 
         readable    ids of the collections that may be searched; unknown ids are ignored
         history     the conversation's earlier questions, oldest first, for questions like "and on Sundays?"
-        legs        which searches to fuse
+        legs        which searches to fuse; where a reranker is set it reads the best of all legs again
 
-        Raises `InvalidQuery` for a question that is empty or longer than the limit.
+        Raises `InvalidQuery` for a question that is empty or longer than the limit, `RerankerUnavailable`
+        where one is set that can't be loaded.
         """
         query = query.strip()
         if not query:
@@ -92,7 +101,12 @@ class Searcher:
                 for id, score in found:
                     scores[id] = max(score, scores.get(id, 0.0))
         fused = fuse(ranked, weights)
-        return self._db.read_sync(lambda c: _hits(c, keys, fused, k, cosines, scores))
+        reranker = self._reranker if len(legs) > 1 else None
+        wanted = k if reranker is None else max(k, CANDIDATES)
+        hits = self._db.read_sync(lambda c: _hits(c, keys, fused, wanted, cosines, scores))
+        if reranker is not None and hits:
+            hits = rerank(reranker, variants[0].text, hits)[:k]
+        return hits
 
     def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
         """Whether these hits look as if they held an answer; see `rag.gate`."""

@@ -108,8 +108,8 @@ class DocumentText:
 class Hit:
     """A found passage. `text` is exactly `document.text[start:end]`.
 
-    `score` is the fused score, `ranks` each leg's rank from 1, `cosine` the similarity to the question where
-    the dense leg found it.
+    `score` is the fused score, `ranks` each leg's rank from 1 (under "rerank" the cross-encoder's, which then
+    decides the order), `cosine` the similarity to the question where the dense leg found it.
     """
 
     passage_id: int
