@@ -38,8 +38,8 @@ _ENGINE_KEYS = (
 
 
 def examine(settings: Settings) -> dict[str, Any]:
-    """Keys: `versions`, `machine`, `data_dir`, `server`, `engine`, `embedder`, `problems` (sentences that say
-    what to do; empty means that all is well)."""
+    """Keys: `versions`, `machine`, `data_dir`, `server`, `engine`, `embedder`, `reranker` (None where none is
+    set), `problems` (sentences that say what to do; empty means that all is well)."""
     problems: list[str] = []
     path, server = None, None
     try:
@@ -59,6 +59,7 @@ def examine(settings: Settings) -> dict[str, Any]:
         "server": server,
         "engine": _engine(settings, server, problems),
         "embedder": _embedder(settings, problems),
+        "reranker": _reranker(settings, problems),
         "problems": problems,
     }
     return report
@@ -99,6 +100,20 @@ def _embedder(settings: Settings, problems: list[str]) -> dict[str, Any]:
         return {"model": settings.embedder, "error": str(error)}
 
 
+def _reranker(settings: Settings, problems: list[str]) -> dict[str, Any] | None:
+    """Loaded, which is the only way to know that it is a cross-encoder."""
+    if settings.reranker == "none":
+        return None
+    from rag.rerank import CrossReranker
+
+    try:
+        CrossReranker(settings.reranker).load().result()
+    except RagError as error:
+        problems.append(str(error))
+        return {"model": settings.reranker, "error": str(error)}
+    return {"model": settings.reranker}
+
+
 def _server(url: object) -> dict[str, Any] | None:
     if not isinstance(url, str):
         return None
@@ -122,5 +137,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         "engine     " + ", ".join(f"{key} {value}" for key, value in engine.items()),
         "embedder   " + ", ".join(f"{key} {value}" for key, value in embedder.items()),
     ]
+    if report["reranker"] is not None:
+        out.append("reranker   " + ", ".join(f"{key} {value}" for key, value in report["reranker"].items()))
     out += [f"PROBLEM    {problem}" for problem in report["problems"]]
     return [*out, "All is well." if not report["problems"] else "Fix the problems above, then try again."]

@@ -99,12 +99,19 @@ class RealParts:
         from rag.aio import AsyncLibrary
         from rag.embed import Courtesy, SentenceEmbedder
         from rag.library import Library
+        from rag.rerank import CrossReranker
         from rag.types import LibraryLimits
 
+        reranker = None
+        if settings.reranker != "none":
+            reranker = CrossReranker(settings.reranker)
+            reranker.load().result()  # a model that can't be loaded is said now, not with the first question
         embedder = SentenceEmbedder(settings.embedder)
         embedder.load()  # goes on in its own thread while the language model loads
         limits = LibraryLimits(upload_bytes=settings.max_upload_bytes)
-        library = Library(data_dir, database, embedder, limits=limits, courtesy=Courtesy(busy))
+        library = Library(
+            data_dir, database, embedder, limits=limits, courtesy=Courtesy(busy), reranker=reranker
+        )
         wrapped = AsyncLibrary(library)
         self._closing += [library.close, wrapped.close, embedder.close]
         return wrapped

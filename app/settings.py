@@ -65,6 +65,8 @@ class Settings(BaseSettings):
     #: "auto": the packaged model where it is installed, else one from the hub that fits the device.
     model: str = "auto"
     embedder: str = "auto"
+    #: A cross-encoder that orders what was found anew: "none", a folder or a hub id.
+    reranker: str = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     backend: Literal["auto", "reference", "torch_cpu", "torch", "triton"] = "auto"
