@@ -1,0 +1,346 @@
+"""Search in a large library, measured: `python -m bench.retrieval [--passages 100000] [--json] [--out FILE]`.
+
+The library, its search and the embedding of the question are the ones that serve. Passages and their vectors
+are synthetic (`bench/synthetic.py`) and are written straight into the tables that an upload would write:
+embedding 100,000 passages takes hours on two cores and nothing of a search. They lie in ten collections, and
+whoever asks may read nine of them, or one.
+
+Beside it: the same questions against all vectors with numpy alone, and against bm25s alone; and the same
+searches again while uploads with the real embedder go on. docs/figures.md says what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from bench.synthetic import Corpus, SyntheticDocument
+from rag import lexical, records
+from rag.embed import Courtesy, Embedder, SentenceEmbedder, Vectors
+from rag.library import Library
+from rag.parse.types import Parsed, Section
+from rag.search import DEPTH
+from rag.split import Passage
+from rag.terms import query_terms, terms
+
+COLLECTIONS = 10
+_PASSAGES = 20
+_WARM = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--questions", type=int, default=300)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="folder for the library; used again if it is there")
+    options = parser.parse_args()
+    if options.passages < COLLECTIONS * _PASSAGES:
+        parser.error(f"--passages must be at least {COLLECTIONS * _PASSAGES}")
+    embedder = SentenceEmbedder()
+    embedder.load().result()
+    try:
+        with _folder(options.keep) as folder:
+            result = measure(folder, embedder, options.passages, options.questions)
+    finally:
+        embedder.close()
+    text = json.dumps(result, indent=1)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+    print(text if options.json else table(result))
+
+
+def measure(
+    folder: Path, embedder: Embedder, passages: int, questions: int, *, upload_pause_s: float = 0.0
+) -> dict[str, Any]:
+    """Everything that docs/figures.md shows of search, as plain numbers: times in ms unless named "_s",
+    memory in MiB."""
+    documents = passages // _PASSAGES
+    corpus = Corpus(dimension=embedder.dimension)
+    asked = corpus.questions(questions + _WARM, documents, _PASSAGES)
+    before = _resident()
+    started = time.perf_counter()
+    library = Library.open(folder, embedder, courtesy=Courtesy())
+    opened = time.perf_counter() - started
+    try:
+        written = fill(library, corpus.documents(documents, _PASSAGES))
+        everything = [f"c{n}" for n in range(COLLECTIONS)]
+        nine, one = frozenset(everything[1:]), frozenset(everything[:1])
+        keys = library.searcher._keys(everything)
+        vectors_s, vectors_mib = _cost(lambda: [library.indexes.vectors(key) for key in keys])
+        words_s, words_mib = _cost(lambda: [library.indexes.words(key) for key in keys])
+        for question in asked[:_WARM]:
+            library.search(question, nine)
+        asked = asked[_WARM:]
+        result: dict[str, Any] = {
+            "conditions": conditions(),
+            "passages": documents * _PASSAGES,
+            "collections": COLLECTIONS,
+            "questions": questions,
+            "write_s": written,
+            "open_s": opened,
+            "vector_index_s": vectors_s,
+            "lexical_index_s": words_s,
+            "database_mib": (folder / "coread.sqlite").stat().st_size / 2**20,
+            "vector_index_mib": vectors_mib,
+            "lexical_index_mib": words_mib,
+            "resident_mib": _resident() - before,
+            "embed_question": quantiles(timed(lambda q: embedder.embed([q], query=True), asked)),
+            "dense": quantiles(timed(lambda q: library.searcher.search(q, nine, legs=("dense",)), asked)),
+            "lexical": quantiles(timed(lambda q: library.searcher.search(q, nine, legs=("lexical",)), asked)),
+            "search_nine": quantiles(timed(lambda q: library.search(q, nine), asked)),
+            "search_one": quantiles(timed(lambda q: library.search(q, one), asked)),
+            "search_two_at_once": quantiles(concurrently(lambda q: library.search(q, nine), asked, 2)),
+        }
+        vectors, owner = all_vectors(library)
+        readable = np.isin(owner, library.searcher._keys(nine))
+        result["numpy_brute_force"] = quantiles(
+            timed(lambda q: brute_force(vectors, readable, embedder.embed([q], query=True)[0]), asked)
+        )
+        result["dense_equals_brute_force"] = same_as_brute_force(
+            library, embedder, vectors, owner, nine, asked[:50]
+        )
+        result["bm25s"] = bm25s_alone(library, readable, asked)
+        result["beside_uploads"] = beside_uploads(library, corpus, documents, nine, asked, upload_pause_s)
+        return result
+    finally:
+        library.close(all=True)
+
+
+def fill(library: Library, documents: Iterator[SyntheticDocument]) -> float:
+    """Write documents into the collections in turn, a transaction each; seconds in the library, not in the
+    generator. A library that is already filled is left as it is."""
+    if library.collections(None):
+        return 0.0
+    for n in range(COLLECTIONS):
+        library.create_collection(f"Collection {n}", "bench", f"c{n}")
+    keys = library.searcher._keys([f"c{n}" for n in range(COLLECTIONS)])
+    spent = 0.0
+    for document in documents:
+        started = time.perf_counter()
+        write_document(library, keys[document.number % COLLECTIONS], document)
+        spent += time.perf_counter() - started
+    return spent
+
+
+def write_document(library: Library, collection: int, document: SyntheticDocument) -> None:
+    """What an upload writes once it is parsed and embedded."""
+    text = "\n\n".join(document.passages)
+    parsed = Parsed(text, document.title, "text", [Section(0, len(text), document.title, 0)])
+    passages: list[Passage] = []
+    start = 0
+    for passage in document.passages:
+        end = start + len(passage)
+        passages.append(Passage(start, end, passage, 0, None, f"{document.title}\n{passage}", 0))
+        start = end + 2
+    prepared = [lexical.prepare(p.embedding_text) for p in passages]
+
+    def write(connection: Any) -> None:
+        cursor = connection.execute(
+            "INSERT INTO documents(id, collection, name, version, title, format, characters, passages, "
+            "created_by, created, updated) VALUES (?, ?, ?, 1, ?, 'text', ?, ?, 'bench', 0, 0)",
+            (f"d-{document.number}", collection, document.title, document.title, len(text), len(passages)),
+        )
+        records.write_content(
+            connection, cursor.lastrowid, collection, parsed, parsed.sections, passages,
+            document.vectors, prepared,
+        )  # fmt: skip
+
+    library.database.write_sync(write)
+
+
+def all_vectors(library: Library) -> tuple[Vectors, np.ndarray[Any, Any]]:
+    """Every vector `[n, dimension]` in the order of ids, and its collection's key `[n]`."""
+    rows = library.database.read_sync(
+        lambda c: c.execute(
+            "SELECT e.vector, p.collection FROM passages p JOIN embeddings e ON e.passage = p.id "
+            "ORDER BY p.id"
+        ).fetchall()
+    )
+    matrix = np.frombuffer(b"".join(r[0] for r in rows), dtype="<f4").reshape(len(rows), -1)
+    return np.ascontiguousarray(matrix), np.array([r[1] for r in rows])
+
+
+def brute_force(vectors: Vectors, readable: np.ndarray[Any, Any], query: Vectors) -> np.ndarray[Any, Any]:
+    """Positions of the readable vectors nearest to the query, best first: one product, one selection."""
+    similar = np.where(readable, vectors @ query, -np.inf)
+    best = np.argpartition(-similar, DEPTH)[:DEPTH]
+    return best[np.argsort(-similar[best])]
+
+
+def same_as_brute_force(
+    library: Library,
+    embedder: Embedder,
+    vectors: Vectors,
+    owner: np.ndarray[Any, Any],
+    readable: frozenset[str],
+    questions: Sequence[str],
+) -> bool:
+    """Whether the dense leg alone finds what brute force finds: the same cosines, to rounding."""
+    allowed = np.isin(owner, library.searcher._keys(readable))
+    for question in questions:
+        query = embedder.embed([question], query=True)[0]
+        best = vectors[brute_force(vectors, allowed, query)] @ query
+        hits = library.searcher.search(question, readable, DEPTH, legs=("dense",))
+        found = np.array([hit.cosine for hit in hits])
+        if len(found) != len(best) or not np.allclose(found, best, atol=1e-5):
+            return False
+    return True
+
+
+def bm25s_alone(library: Library, readable: np.ndarray[Any, Any], questions: Sequence[str]) -> dict[str, Any]:
+    """bm25s over the same terms: its build time and the time of a filtered search, no embedding."""
+    import bm25s
+
+    rows = library.database.read_sync(
+        lambda c: c.execute(
+            "SELECT substr(t.text, p.start + 1, p.stop - p.start) FROM passages p "
+            "JOIN texts t ON t.document = p.document ORDER BY p.id"
+        ).fetchall()
+    )
+    started = time.perf_counter()
+    index = bm25s.BM25(method="lucene", k1=lexical.K1, b=lexical.B)
+    index.index([terms(row[0]) for row in rows], show_progress=False)
+    built = time.perf_counter() - started
+    mask = readable.astype(np.float32)
+
+    def ask(question: str) -> None:
+        words = [t for t in query_terms(question) if t in index.vocab_dict]
+        index.retrieve([words], k=DEPTH, weight_mask=mask, show_progress=False)
+
+    return {"build_s": built, **quantiles(timed(ask, questions))}
+
+
+def beside_uploads(
+    library: Library,
+    corpus: Corpus,
+    documents: int,
+    readable: frozenset[str],
+    questions: Sequence[str],
+    pause_s: float,
+) -> dict[str, Any]:
+    """The same searches while one upload follows another into a collection that is searched."""
+    done = threading.Event()
+    finished: list[str] = []
+    passages: list[int] = []
+
+    def upload() -> None:
+        for document in corpus.documents(documents + 500, _PASSAGES):
+            if document.number < documents:
+                continue
+            data = "\n\n".join([f"# {document.title}", *document.passages]).encode()
+            id = library.add_document("c1", f"{document.number}.md", data, "bench")
+            while not library.when_finished(id).done() and not done.wait(0.05):
+                pass
+            if done.is_set():
+                return
+            finished.append(id)
+            passages.append(library.wait(id).passages)
+            done.wait(pause_s)
+
+    uploader = threading.Thread(target=upload)
+    started = time.perf_counter()
+    uploader.start()
+    try:
+        times = timed(lambda q: library.search(q, readable), questions)
+    finally:
+        spent = time.perf_counter() - started
+        done.set()
+        uploader.join()
+    return {"documents": len(finished), "passages": sum(passages), "seconds": spent, **quantiles(times)}
+
+
+def timed(work: Callable[[str], object], questions: Sequence[str]) -> list[float]:
+    """Milliseconds of each call, one after another."""
+    times: list[float] = []
+    for question in questions:
+        started = time.perf_counter()
+        work(question)
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def concurrently(work: Callable[[str], object], questions: Sequence[str], threads: int) -> list[float]:
+    """Milliseconds of each call, asked by several threads at once."""
+    parts: list[list[float]] = [[] for _ in range(threads)]
+
+    def run(n: int) -> None:
+        parts[n] = timed(work, questions[n::threads])
+
+    workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return [t for part in parts for t in part]
+
+
+def quantiles(times: Sequence[float]) -> dict[str, float]:
+    return {
+        "p50": float(np.percentile(times, 50)),
+        "p95": float(np.percentile(times, 95)),
+        "max": float(max(times)),
+    }
+
+
+def conditions() -> dict[str, Any]:
+    """Where and beside what it was measured."""
+    return {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "omp_threads": os.environ.get("OMP_NUM_THREADS"),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result for people, as a Markdown table."""
+    lines = ["| | p50 | p95 | slowest |", "|---|---|---|---|"]
+    for key, value in result.items():
+        if isinstance(value, dict) and "p95" in value:
+            lines.append(f"| {key} | {value['p50']:.1f} ms | {value['p95']:.1f} ms | {value['max']:.1f} ms |")
+    lines.append("")
+    for key, value in result.items():
+        if isinstance(value, int | float):
+            lines.append(f"{key}: {value:,.2f}" if isinstance(value, float) else f"{key}: {value:,}")
+    return "\n".join(lines)
+
+
+def _cost(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and MiB that stay."""
+    held, started = _resident(), time.perf_counter()
+    work()
+    return time.perf_counter() - started, _resident() - held
+
+
+def _resident() -> float:
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory(prefix="coread-retrieval-") as folder:
+        yield Path(folder)
+
+
+if __name__ == "__main__":
+    main()
