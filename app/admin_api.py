@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from app.commands import ask, ingest_bytes, search
 from app.errors import UploadRefused
+from app.library_commands import report_json
 from app.runtime import Runtime
 from engine.errors import IntegrityError
 
@@ -34,6 +35,10 @@ class IngestBody(BaseModel):
     name: str = Field(min_length=1, max_length=4096)
     data: str
     private: bool = False
+
+
+class ReindexBody(BaseModel):
+    embeddings: bool = False
 
 
 def admin_router(runtime: Runtime) -> APIRouter:
@@ -89,5 +94,12 @@ def admin_router(runtime: Runtime) -> APIRouter:
             "documents": report.documents,
             "passages": report.passages,
         }
+
+    @router.post("/reindex")
+    async def reindex_route(body: ReindexBody, request: Request) -> dict[str, Any]:
+        """Rebuild what is derived from the stored texts; see `library_commands.reindex`."""
+        runtime.identify("command", request)
+        await runtime.knowledge.reindex(body.embeddings)
+        return report_json(await runtime.knowledge.check())
 
     return router

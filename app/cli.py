@@ -237,6 +237,28 @@ def doctor(as_json: Json = False, data_dir: DataDir = None) -> None:
         raise typer.Exit(1)
 
 
+@app.command()
+def reindex(
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Embed every passage anew, too; takes long.")
+    ] = False,
+    as_json: Json = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Rebuild the search indexes from the stored texts; JSON keys: documents, passages, files, problems."""
+    from app.library_commands import reindex as run
+
+    report = _guarded(lambda: run(load_settings(data_dir=data_dir), embeddings))
+    if as_json:
+        _print_json(report)
+    else:
+        typer.echo(f"{report['documents']:,} documents with {report['passages']:,} passages.")
+        for problem in report["problems"]:
+            typer.echo(f"PROBLEM    {problem}")
+    if report["problems"]:
+        raise typer.Exit(1)
+
+
 register(app, _guarded)
 
 

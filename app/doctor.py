@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,8 +39,9 @@ _ENGINE_KEYS = (
 
 
 def examine(settings: Settings) -> dict[str, Any]:
-    """Keys: `versions`, `machine`, `data_dir`, `server`, `engine`, `embedder`, `reranker` (None where none is
-    set), `problems` (sentences that say what to do; empty means that all is well)."""
+    """Keys: `versions`, `machine`, `data_dir`, `server`, `library` (None where nothing is stored yet),
+    `engine`, `embedder`, `reranker` (None where none is set), `problems` (sentences that say what to do; empty
+    means that all is well)."""
     problems: list[str] = []
     path, server = None, None
     try:
@@ -57,6 +59,7 @@ def examine(settings: Settings) -> dict[str, Any]:
         },
         "data_dir": str(path) if path else None,
         "server": server,
+        "library": _library(path, problems),
         "engine": _engine(settings, server, problems),
         "embedder": _embedder(settings, problems),
         "reranker": _reranker(settings, problems),
@@ -88,6 +91,19 @@ def _engine(settings: Settings, server: dict[str, Any] | None, problems: list[st
         return {"model": settings.model, "error": str(error)}
     finally:
         service.stop()
+
+
+def _library(path: Path | None, problems: list[str]) -> dict[str, Any] | None:
+    """Whether the stores of documents agree, read beside whoever owns them."""
+    from rag.check import check_folder
+
+    report = check_folder(path) if path is not None else None
+    if report is None:
+        return None
+    if report.problems:
+        problems += report.problems
+        problems.append("`coread reindex` rebuilds what is derived from the stored texts.")
+    return {"documents": report.documents, "passages": report.passages, "files": report.files}
 
 
 def _embedder(settings: Settings, problems: list[str]) -> dict[str, Any]:
@@ -123,6 +139,10 @@ def _server(url: object) -> dict[str, Any] | None:
         return None  # left behind by a server that was killed
 
 
+def _counts(library: dict[str, Any] | None) -> str:
+    return ", ".join(f"{n:,} {what}" for what, n in library.items()) if library else "nothing is stored yet"
+
+
 def lines(report: dict[str, Any]) -> list[str]:
     """The report for people."""
     machine, engine, embedder = report["machine"], report["engine"], report["embedder"]
@@ -133,6 +153,7 @@ def lines(report: dict[str, Any]) -> list[str]:
         f"machine    {machine['cpus']} CPUs, {size(machine['memory_bytes'])} memory "
         f"({size(machine['available_bytes'])} available), {machine['system']}",
         f"data       {report['data_dir'] or 'unusable'}",
+        f"library    {_counts(report['library'])}",
         f"server     {server['url'] + ': ' + server['detail'] if server else 'none is running here'}",
         "engine     " + ", ".join(f"{key} {value}" for key, value in engine.items()),
         "embedder   " + ", ".join(f"{key} {value}" for key, value in embedder.items()),

@@ -208,6 +208,10 @@ class Knowledge:
         """Add a document and wait until it is ready or has failed."""
         return await self._library.wait(await self._library.add_document(collection, name, data, by.id))
 
+    async def reindex(self, embeddings: bool) -> None:
+        """Count every passage's terms anew, and embed it anew if wanted; searches go on meanwhile."""
+        await self._library.reindex(embeddings=embeddings)
+
     async def check(self) -> CheckReport:
         """Whether every store of documents agrees with the others."""
         return await self._library.check()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 from rag import lexical, records
 from rag.database import Database
-from rag.datadir import DataDir
+from rag.datadir import DATABASE, DataDir, stored_files
 from rag.embed import Embedder
+from rag.errors import DatabaseError
 from rag.indexes import Indexes
 from rag.split import lead
 from rag.types import CheckReport
@@ -28,20 +31,57 @@ def check(database: Database, data_dir: DataDir, indexes: Indexes) -> CheckRepor
             truth, stored = database.read_sync(lambda c, k=key: _collection_ids(c, k))  # type: ignore[misc]
             stored |= {"vector index": indexes.vectors(key).ids(), "lexical index": indexes.words(key).ids()}
         passages += len(truth)
-        for store, ids in stored.items():
-            if missing := len(truth - ids):
-                problems.append(f"Collection {id}: {missing:,} passages are missing from the {store}.")
-            if extra := len(ids - truth):
-                problems.append(
-                    f"Collection {id}: the {store} holds {extra:,} passages that no longer exist."
-                )
-    wanted = database.read_sync(records.contents)
+        problems += _disagreements(id, truth, stored)
     files = set(data_dir.stored())
-    problems += [f"The file {h} is missing." for h in sorted(wanted - files)]
+    documents, others = database.read_sync(lambda c: _documents_and_files(c, files))
+    return CheckReport(len(rows), documents, passages, len(files), tuple(problems + others))
+
+
+def check_folder(path: Path) -> CheckReport | None:
+    """`check` of what lies on the disk, beside whoever owns the folder and without a model; None where there
+    is no database yet. Raises `DatabaseError`.
+
+    The indexes in memory are made of what is compared here.
+    """
+    if not (path / DATABASE).exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{(path / DATABASE).as_uri()}?mode=ro", uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("BEGIN")  # one moment
+            files = set(stored_files(path))
+            rows = connection.execute("SELECT key, id FROM collections ORDER BY key").fetchall()
+            problems: list[str] = []
+            passages = 0
+            for row in rows:
+                truth, stored = _collection_ids(connection, row["key"])
+                passages += len(truth)
+                problems += _disagreements(row["id"], truth, stored)
+            documents, others = _documents_and_files(connection, files)
+    except sqlite3.Error as error:
+        raise DatabaseError(f"The database {path / DATABASE} can't be checked: {error}.") from error
+    return CheckReport(len(rows), documents, passages, len(files), tuple(problems + others))
+
+
+def _disagreements(collection: str, truth: set[int], stored: dict[str, set[int]]) -> list[str]:
+    problems: list[str] = []
+    for store, ids in stored.items():
+        if missing := len(truth - ids):
+            problems.append(f"Collection {collection}: {missing:,} passages are missing from the {store}.")
+        if extra := len(ids - truth):
+            problems.append(
+                f"Collection {collection}: the {store} holds {extra:,} passages that no longer exist."
+            )
+    return problems
+
+
+def _documents_and_files(connection: sqlite3.Connection, files: set[str]) -> tuple[int, list[str]]:
+    """How many documents there are, and what is wrong with them and their files."""
+    wanted = records.contents(connection)
+    problems = [f"The file {h} is missing." for h in sorted(wanted - files)]
     problems += [f"The file {h} belongs to no document." for h in sorted(files - wanted)]
-    problems += database.read_sync(_broken_documents)
-    documents = database.read_sync(lambda c: int(c.execute("SELECT COUNT(*) FROM documents").fetchone()[0]))
-    return CheckReport(len(rows), documents, passages, len(files), tuple(problems))
+    problems += _broken_documents(connection)
+    return int(connection.execute("SELECT COUNT(*) FROM documents").fetchone()[0]), problems
 
 
 def reindex(database: Database, indexes: Indexes, embedder: Embedder, *, embeddings: bool) -> None:

@@ -25,6 +25,7 @@ from typing import IO
 
 from rag.errors import DataDirLocked, DataDirUnwritable
 
+DATABASE = "coread.sqlite"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -59,7 +60,7 @@ class DataDir:
 
     @property
     def database(self) -> Path:
-        return self.path / "coread.sqlite"
+        return self.path / DATABASE
 
     @property
     def files(self) -> Path:
@@ -111,9 +112,7 @@ class DataDir:
 
     def stored(self) -> Iterator[str]:
         """The content hashes of all stored files."""
-        for folder in sorted(self.files.iterdir()):
-            if folder.is_dir():
-                yield from sorted(f.name for f in folder.iterdir() if _HASH.fullmatch(f.name))
+        return stored_files(self.path)
 
     def close(self) -> None:
         """Give the folder up. Calling it again does nothing."""
@@ -134,6 +133,13 @@ class DataDir:
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def stored_files(path: Path) -> Iterator[str]:
+    """The content hashes of all files that are stored in a data folder, whoever owns it."""
+    for folder in sorted((path / "files").iterdir()):
+        if folder.is_dir():
+            yield from sorted(f.name for f in folder.iterdir() if _HASH.fullmatch(f.name))
 
 
 def read_holder(path: str | os.PathLike[str]) -> dict[str, object]:

@@ -145,9 +145,10 @@ def _joints(text: str, start: int, end: int) -> list[list[int]]:
     """Positions where a passage may begin, best kind first: paragraphs, lines, sentences, words."""
     whole = [m.span() for pattern in (_FENCE, _TABLE) for m in pattern.finditer(text, start, end)]
     whole.sort()
+    begins = [s for s, _ in whole]
 
     def inside(position: int) -> bool:
-        index = _last_at_most([s for s, _ in whole], position)
+        index = _last_at_most(begins, position)
         return index >= 0 and whole[index][0] < position < whole[index][1]
 
     levels = [
