@@ -40,8 +40,8 @@ _ENGINE_KEYS = (
 
 def examine(settings: Settings) -> dict[str, Any]:
     """Keys: `versions`, `machine`, `data_dir`, `server`, `library` (None where nothing is stored yet),
-    `engine`, `embedder`, `reranker` (None where none is set), `problems` (sentences that say what to do; empty
-    means that all is well)."""
+    `engine`, `embedder`, `reranker` (None where none is set), `problems` (sentences that say what to do;
+    empty means that all is well)."""
     problems: list[str] = []
     path, server = None, None
     try:
