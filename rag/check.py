@@ -99,21 +99,27 @@ def reindex(database: Database, indexes: Indexes, embedder: Embedder, *, embeddi
 
 
 def restore_terms(database: Database) -> int:
-    """Count the terms of passages that were stored without; how many there were.
+    """Count the terms of passages that were stored without, or of all where a text is cut differently than it
+    was; how many passages that were.
 
     Earlier versions kept an FTS5 table a collection instead; these are dropped.
     """
+    version = str(lexical.VERSION)
+    present = database.read_sync(lambda c: records.meta(c, "terms"))
     ids = database.read_sync(
         lambda c: [
             r[0]
             for r in c.execute(
                 "SELECT p.id FROM passages p LEFT JOIN passage_terms t ON t.passage = p.id "
-                "WHERE t.passage IS NULL ORDER BY p.id"
+                "WHERE t.passage IS NULL OR ? ORDER BY p.id",
+                (present != version,),
             )
         ]
     )
     for first in range(0, len(ids), _BATCH):
         _restore(database, ids[first : first + _BATCH], None)
+    if present != version:
+        database.write_sync(lambda c: records.set_meta(c, "terms", version))
     old = database.read_sync(
         lambda c: [
             r[0]

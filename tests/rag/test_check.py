@@ -97,3 +97,21 @@ def test_a_library_of_an_earlier_version_is_taken_over(tmp_path: Path, embedder:
     )
     assert tables == []
     library.close(all=True)
+
+
+def test_terms_are_counted_anew_where_texts_are_cut_differently(
+    tmp_path: Path, embedder: HashEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library.open(tmp_path / "d", embedder)
+    library.create_collection("c", "me", "c")
+    library.wait(library.add_document("c", "f.md", FERRY.encode(), "me"), 60)
+    before = library.search("Quill the master", {"c"})
+    library.database.write_sync(lambda c: c.execute("UPDATE passage_terms SET terms = x''").rowcount)
+    library.close(all=True)
+    library = Library.open(tmp_path / "d", embedder)
+    assert all(hit.bm25 is None for hit in library.search("Quill the master", {"c"}))
+    library.close(all=True)
+    monkeypatch.setattr("rag.lexical.VERSION", 99)
+    library = Library.open(tmp_path / "d", embedder)
+    assert library.search("Quill the master", {"c"}) == before
+    library.close(all=True)
