@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from rag.terms import query_terms, terms
 
-#: Raised with every change of what `rag.terms.terms` or `prepare` make of a text: stored terms are then counted
-#: anew at the next start.
+#: Raised with every change of what `rag.terms.terms` or `prepare` make of a text: stored terms are then
+#: counted anew at the next start.
 VERSION = 1
 K1, B = 1.2, 0.75
 #: A term in more than this share of the passages decides nothing, but costs the most.
