@@ -328,9 +328,14 @@ class Chat:
         if spans is None and turn.conversation.document_id is not None:
             document = await self._knowledge.document(turn.readable, turn.conversation.document_id)
             spans = (Span.whole(document),)
+        within = turn.readable
+        if (only := turn.conversation.collection_id) is not None:
+            within &= {only}
+            if not within:
+                raise NotFoundHere(phrase("refused.collection_gone"))
         return await self._prompter.build(
             readable=turn.readable, path=turn.path, question=turn.question, account=turn.principal.id,
-            spans=spans, answer_tokens=turn.sampling.max_tokens,
+            spans=spans, answer_tokens=turn.sampling.max_tokens, within=within,
         )  # fmt: skip
 
     def _request(self, turn: _Turn, built: Built) -> GenerationRequest:

@@ -112,16 +112,18 @@ class Knowledge:
         try:
             return await self._library.document(id, readable)
         except NotFound:
-            raise NotFoundHere("This document was deleted or is not shared with you.") from None
+            raise NotFoundHere(phrase("refused.document_gone")) from None
 
     async def search(
         self, readable: frozenset[str], query: str, limit: int, history: Sequence[str] = ()
     ) -> list[Hit]:
         return await self._library.search(query, readable, limit, history=history)
 
-    async def answerable(self, readable: frozenset[str], query: str, hits: Sequence[Hit]) -> bool:
+    async def answerable(
+        self, readable: frozenset[str], query: str, hits: Sequence[Hit], history: Sequence[str] = ()
+    ) -> bool:
         """Whether the hits look as if they held the answer (see `rag.gate`)."""
-        return (await self._library.answerability(query, hits, readable)).answerable
+        return (await self._library.answerability(query, hits, readable, history)).answerable
 
     async def passage(self, principal: Principal, reference: Reference) -> tuple[Source, DocumentText]:
         """A reference with the whole document that it points into, authorised anew.
@@ -130,7 +132,7 @@ class Knowledge:
         """
         document = await self.document(await self._store.readable(principal), reference.document_id)
         if document.version != reference.version:
-            raise NotFoundHere("This document has been replaced since the answer was written.")
+            raise NotFoundHere(phrase("refused.document_replaced"))
         return self._source(reference, document), document
 
     async def sources(self, principal: Principal, references: Iterable[Reference]) -> tuple[Source, ...]:
@@ -234,6 +236,10 @@ class Knowledge:
     async def infos(self, principal: Principal, collections: frozenset[str]) -> list[DocumentInfo]:
         """The documents of these collections that the principal may read, in whatever state, by name."""
         return await self._library.documents(collections & await self._store.readable(principal))
+
+    async def homes(self, documents: Iterable[str]) -> dict[str, str]:
+        """The collection of each of these documents that exists. Tells nobody's rights: ask those too."""
+        return await self._library.homes(documents)
 
     async def versions(self, principal: Principal, document: str) -> list[DocumentVersion]:
         """The versions that a document has had, newest first; raises `NotFoundHere`."""

@@ -145,8 +145,10 @@ class Prompter:
         spans: Sequence[Span] | None,
         answer_tokens: int,
         earlier: Sequence[Turn] | None = None,
+        within: frozenset[str] | None = None,
     ) -> Built:
-        """The prompt for `question` after `path`, over `spans` or, for None, over what search finds.
+        """The prompt for `question` after `path`, over `spans` or, for None, over what search finds `within`
+        these collections (None: all readable ones).
 
         `earlier` replaces the history of `path` (callers of the stateless API bring their own). Raises
         `rag.errors.PromptTooLong`, `InvalidQuery`.
@@ -157,10 +159,12 @@ class Prompter:
         if spans is None:
             asked = [message.text for message in path if message.role == "user"]
             asked += [turn.text for turn in earlier or () if turn.role == "user"]
-            hits = await self._knowledge.search(readable, question, self._settings.search_results, asked)
-            found = await self._choose(readable, hits, texts)
+            where = readable if within is None else readable & within
+            hits = await self._knowledge.search(where, question, self._settings.search_results, asked)
+            found = await self._choose(where, hits, texts)
             wanted = list(found)
             kept = [s for s in _last_front(path) if texts.get(s.document_id) and s not in wanted]
+            kept = [span for span in kept if span.collection_id in where]
             wanted += kept[: self._settings.kept_passages]
         else:
             wanted = list(spans)

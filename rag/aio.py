@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -97,6 +97,9 @@ class AsyncLibrary:
 
     async def original(self, document_id: str, readable: Collection[str]) -> bytes:
         return await self._run(self.library.original, document_id, readable)
+
+    async def homes(self, document_ids: Iterable[str]) -> dict[str, str]:
+        return await self._run(self.library.homes, document_ids)
 
     async def stored_bytes(self, document_id: str) -> int:
         return await self._run(self.library.stored_bytes, document_id)

@@ -282,6 +282,10 @@ class Library:
         except FileNotFoundError as error:
             raise NotFound("The uploaded file is no longer stored.") from error
 
+    def homes(self, document_ids: Iterable[str]) -> dict[str, str]:
+        """The collection of each of these documents; those that do not exist are left out."""
+        return self._db.read_sync(lambda c: records.homes(c, document_ids))
+
     def stored_bytes(self, document_id: str) -> int:
         """Bytes of the files that would go with the document: those that no other document needs."""
         return self._db.read_sync(lambda c: records.sole_bytes(c, document_id))

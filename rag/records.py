@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 from rag.embed import Vectors
@@ -170,6 +171,16 @@ def content_in_use(connection: sqlite3.Connection, content_hash: str) -> bool:
         ).fetchone()
         is not None
     )
+
+
+def homes(connection: sqlite3.Connection, document_ids: Iterable[str]) -> dict[str, str]:
+    """The collection of each document that exists, by id."""
+    rows = connection.execute(
+        "SELECT d.id, c.id FROM documents d JOIN collections c ON c.key = d.collection "
+        "WHERE d.id IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(document_ids)),),
+    )
+    return {row[0]: row[1] for row in rows}
 
 
 def sole_bytes(connection: sqlite3.Connection, document_id: str) -> int:

@@ -12,11 +12,12 @@ from gradio.components import Navbar
 
 from app.dashboard.page import build_dashboard, feed_script
 from app.knowledge import suggested_questions
-from app.pages.conversations import SEARCH_ALL, ConversationHandlers
+from app.pages.conversations import ConversationHandlers
 from app.pages.desk import build_desk, say_script
 from app.pages.handlers import ChatHandlers
 from app.pages.library_page import build_library
 from app.pages.library_panel import LibraryHandlers
+from app.pages.library_source import SEARCH_ALL
 from app.pages.words import mark
 from app.runtime import Runtime
 from app.store import MAX_TITLE
@@ -87,8 +88,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     mark("chat.kinds"),
                     elem_classes="cr-status",
                 )
-                own = gr.Dropdown([], label=mark("chat.added"), elem_id="cr-own", visible=False)
-                remove = gr.Button(mark("chat.remove"), size="sm", visible=False, elem_id="cr-remove")
+                gr.Button(mark("library.open_page"), size="sm", link="library", elem_id="cr-library-link")
         _brand("cr-brand")
         with gr.Row(elem_id="cr-main", equal_height=False):
             with gr.Column(scale=7, min_width=320):
@@ -123,7 +123,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         named: dict[str, Any] = {
             "chat": chat, "question": question, "conversation": conversation, "memory": memory,
             "history": history, "document": document,
-            "guest": guest, "invite": invite, "own": own, "remove": remove, "upload": upload,
+            "guest": guest, "invite": invite, "upload": upload,
             "upload_status": upload_status, "search": search, "opened": opened, "title": title,
         }  # fmt: skip
         outputs = list(named.values())
@@ -143,7 +143,6 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
             )
 
         on(memory.ready, chat_handlers.enter, [conversation])
-        on(memory.ready, library_handlers.show, [])
         on(question.submit, chat_handlers.ask, [question, conversation, document])
         for button in suggestions:
             on(button.click, chat_handlers.ask, [button, conversation, document])
@@ -162,7 +161,6 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(desk.branch, talks.branch, [])
         on(invite.click, chat_handlers.invite, [conversation, document])
         on(upload.upload, library_handlers.upload, [upload])
-        on(remove.click, library_handlers.remove, [own])
     with demo.route(mark("library.name"), "/library"):
         Navbar(main_page_name=mark("page.chat"))
         _brand("cr-brand-library")

@@ -12,20 +12,14 @@ import gradio as gr
 from app import render
 from app.errors import AppError
 from app.pages import transcript, words
+from app.pages.library_source import choices_of, value_of
 from app.pages.words import Words
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Conversation
 
-SEARCH_ALL = ""
 #: Pages whose state is remembered; the ones that were used longest ago are forgotten.
 _MAX_SCREENS = 10_000
-
-
-def choices_of(documents: Any, w: Words) -> list[tuple[str, str]]:
-    """The document picker's choices: searching first, then every readable document."""
-    listed = [(w("chat.only", title=document.title), document.id) for document in documents]
-    return [(w("chat.search_all"), SEARCH_ALL), *listed]
 
 
 def tell(error: Exception, request: gr.Request) -> None:
@@ -69,8 +63,9 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             documents = await self._runtime.knowledge.documents(principal)
+            collections = await self._runtime.collections.readable(principal)
             return {
-                "document": gr.update(choices=choices_of(documents, words.of(request.headers))),
+                "document": gr.update(choices=choices_of(documents, collections, words.of(request.headers))),
                 **await self.listed(principal, conversation, words.of(request.headers)),
             }
         except AppError as error:
@@ -137,7 +132,7 @@ class ConversationHandlers:
                 "chat": await self.entries(principal, chosen, w),
                 "conversation": chosen,
                 "memory": chosen,
-                "document": talk.document_id or SEARCH_ALL,
+                "document": value_of(talk),
                 **_opened(talk),
             }
         except Exception as error:

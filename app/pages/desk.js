@@ -127,7 +127,6 @@ const actions = {
 // Buttons of Gradio's that ask before they act: the click that was meant goes through.
 const guarded = {
   "cr-delete": ["@@chat.delete_title@@", "@@chat.delete_why@@", "@@chat.delete@@"],
-  "cr-remove": ["@@chat.remove_title@@", "@@chat.remove_why@@", "@@chat.remove@@"],
 };
 let meant = null;
 function guard(event) {

@@ -12,7 +12,7 @@ import gradio as gr
 
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
-from app.pages import transcript, words
+from app.pages import library_source, transcript, words
 from app.pages.conversations import ConversationHandlers, asked_of, busy, idle, tell
 from app.pages.words import phrase
 from app.principal import Principal
@@ -37,8 +37,12 @@ class ChatHandlers:
         self, conversation: str | None, request: gr.Request, event: gr.EventData
     ) -> AsyncIterator[dict[str, Any]]:
         """Fill the lists once the models are there. After a reload the script names what was on screen: it is
-        put back, and an answer that is still being written goes on."""
+        put back, and an answer that is still being written goes on. Who comes from the library to ask about
+        something finds that chosen."""
         yield await self._conversations.load(conversation, request)
+        if read := asked_of(event, "read"):
+            yield {"document": read}
+            return
         wanted = asked_of(event, "conversation")
         if conversation or not wanted:
             return
@@ -85,7 +89,7 @@ class ChatHandlers:
             question = self._runtime.chat.check_question(question)
             if conversation is None:
                 conversation = (await self._runtime.store.create(principal)).id
-            await self._runtime.store.set_document(principal, conversation, document or None)
+            await self._runtime.store.set_document(principal, conversation, *library_source.chosen(document))
             before = await self._conversations.entries(principal, conversation, w)
             updates = self._runtime.chat.ask(principal, conversation, question)
         except Exception as error:
@@ -216,7 +220,8 @@ class ChatHandlers:
         """Let a scripted reader read what this person reads, on the real engine."""
         try:
             principal, w = self._principal(request), words.of(request.headers)
-            invitation = await self._runtime.chat.invite(principal, conversation, document or None)
+            document_id, _ = library_source.chosen(document)
+            invitation = await self._runtime.chat.invite(principal, conversation, document_id)
         except Exception as error:
             tell(error, request)
             return

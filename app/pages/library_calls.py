@@ -61,8 +61,9 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
     contains `filter`, the uploads to `follow` by their ids, what the person uses, what the memory holds."""
     views = await runtime.collections.readable(principal)
     chosen = next((v for v in views if v.id == text_of(asked, "collection")), views[0] if views else None)
-    everything = await runtime.knowledge.infos(principal, frozenset(view.id for view in views))
+    readable = frozenset(view.id for view in views)
     memory = runtime.engine.documents()
+    homes = await runtime.knowledge.homes(memory)
     out: Answer = {
         "me": {
             "anonymous": principal.kind == "anonymous",
@@ -74,19 +75,19 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
         "usage": runtime.limits.usage(principal.id, await runtime.knowledge.stored(principal)),
         "max_upload_bytes": runtime.settings.max_upload_bytes,
         "pool": _pool(runtime),
-        "others": _others(memory, {info.id for info in everything}),
-        "warming": _warming(runtime.warmer.now, {view.id for view in views}, w),
+        "others": _others(memory, {id for id, home in homes.items() if home in readable}),
+        "warming": _warming(runtime.warmer.now, readable, w),
+        "followed": [
+            _document(info, memory, False, w) for info in await _followed(runtime, principal, asked)
+        ],
         "documents": [],
         "more": 0,
     }
-    follow = asked.get("follow")
-    followed = {str(id) for id in follow[:MAX_LISTED]} if isinstance(follow, list) else set()
-    out["followed"] = [_document(i, memory, True, w) for i in everything if i.id in followed]
     if chosen is not None:
         owner = principal.id if chosen.own else ""
         out["may_keep"] = runtime.shelf.may_keep(principal, owner)
         wanted = " ".join(text_of(asked, "filter").split()).casefold()[:200]
-        inside = [i for i in everything if i.collection_id == chosen.id]
+        inside = await runtime.knowledge.infos(principal, frozenset({chosen.id}))
         found = [i for i in inside if wanted in f"{i.name}\n{i.title}".casefold()]
         found.sort(
             key=lambda i: (i.status not in ("queued", "parsing", "embedding"), i.title.casefold(), i.id)
@@ -97,6 +98,16 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
         out["more"] = max(0, len(found) - MAX_LISTED)
         out["total"] = len(inside)
     return out
+
+
+async def _followed(runtime: Runtime, principal: Principal, asked: Answer) -> list[DocumentInfo]:
+    ids, found = asked.get("follow"), []
+    for id in ids[:MAX_LISTED] if isinstance(ids, list) else ():
+        try:
+            found.append(await runtime.knowledge.readable_info(principal, str(id)))
+        except NotFoundHere:
+            continue  # deleted meanwhile, or never this person's
+    return found
 
 
 def _collection(view: CollectionView) -> Answer:
@@ -146,7 +157,7 @@ def _others(memory: Mapping[str, DocumentMemory], known: set[str]) -> Answer:
     return {"blocks": sum(h.blocks for h in hidden), "open": sum(h.open_readers for h in hidden)}
 
 
-def _warming(now: Warming | None, readable: set[str], w: Words) -> Answer | None:
+def _warming(now: Warming | None, readable: frozenset[str], w: Words) -> Answer | None:
     if now is None or now.collection not in readable:
         return None
     return {
@@ -156,14 +167,15 @@ def _warming(now: Warming | None, readable: set[str], w: Words) -> Answer | None
 
 
 async def document(runtime: Runtime, principal: Principal, w: Words, asked: Answer) -> Answer:
-    """A document's page: its state, its versions and, once it is ready, its sections without their texts."""
+    """A document's page: its state, its versions and, once it is ready, its sections without their texts;
+    None in place of these where the script knows those of this `version`."""
     info = await runtime.knowledge.readable_info(principal, text_of(asked, "id"))
     views = await runtime.collections.readable(principal)
     home = next((view for view in views if view.id == info.collection_id), None)
     if home is None:
         raise NotFoundHere(phrase("library.no_document"))
-    sections: list[Answer] = []
-    if info.version:
+    sections: list[Answer] | None = [] if not info.version else None
+    if info.version and info.version != asked.get("version"):
         whole = await runtime.knowledge.document(frozenset({home.id}), info.id)
         sections = [_section(section) for section in whole.sections]
     own = home.own or info.created_by == principal.id

@@ -28,7 +28,7 @@ async function openPage(first) {
   const id = state.open;
   let answer = null;
   try {
-    answer = await server.document({ id });
+    answer = await server.document({ id, version: state.page?.document.version });
   } catch (error) {
     return; // `poll` says that the server does not answer
   }
@@ -39,6 +39,7 @@ async function openPage(first) {
     return;
   }
   if (answer.warming_up) return;
+  answer.sections ??= state.page?.sections || []; // the same as before
   state.page = answer;
   showPage();
   if (first) $("page-title").focus();

@@ -17,18 +17,20 @@ async function poll() {
   again = false;
   try {
     const follow = uploads.filter(({ id, stage }) => id && stage !== "cancelled").map(({ id }) => id);
-    const look = await server.look({ collection: state.collection, filter: state.filter, follow });
+    const { collection, filter } = state;
+    const look = await server.look({ collection, filter, follow });
     $("offline").hidden = true;
     if (look.error) throw new Error(look.error);
     $("warming").hidden = !look.warming_up;
     if (look.warming_up) {
       put($("warming"), look.warming_up);
       delay = 1000;
-    } else {
+    } else if (collection !== state.collection || filter !== state.filter) again = true; // chosen meanwhile
+    else {
       show(look);
       const busy = underWay() || look.warming?.state === "reading" || look.warming?.state === "waiting"
         || look.documents.some(({ status }) => ["queued", "parsing", "embedding"].includes(status));
-      delay = busy ? 700 : 4000;
+      delay = busy ? 700 : Math.max(4000, 2 * (look.total || 0)); // long lists cost the server more
     }
   } catch (error) {
     delay = Math.min(2 * delay, 15000);

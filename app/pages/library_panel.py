@@ -1,4 +1,4 @@
-"""A person's own documents: adding them, seeing how far each has come, deleting them."""
+"""The quick way to add documents, beside the chat; the library page does everything else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import gradio as gr
 from app import render
 from app.errors import UploadRefused
 from app.pages import words
-from app.pages.conversations import choices_of, tell
-from app.pages.words import Words, phrase
-from app.principal import Principal
+from app.pages.conversations import tell
+from app.pages.library_source import choices_of
+from app.pages.words import phrase
 from app.runtime import Runtime
 
 #: How often an upload's progress is looked at; also the sign of life towards Gradio.
@@ -25,25 +25,6 @@ _LOOK_EVERY_S = 0.4
 class LibraryHandlers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-
-    async def show(self, request: gr.Request) -> dict[str, Any]:
-        """Fill the list of the person's own documents."""
-        try:
-            return await self._lists(self._runtime.principal(request.headers), None)
-        except Exception as error:
-            tell(error, request)
-            return {}
-
-    async def _lists(self, principal: Principal, picker: Words | None) -> dict[str, Any]:
-        documents = await self._runtime.knowledge.documents(principal)
-        own = [(document.title, document.id) for document in documents if document.own]
-        out: dict[str, Any] = {
-            "own": gr.update(choices=own, value=own[-1][1] if own else None, visible=bool(own)),
-            "remove": gr.update(visible=bool(own)),
-        }
-        if picker is not None:
-            out["document"] = gr.update(choices=choices_of(documents, picker))
-        return out
 
     async def upload(self, files: Sequence[str] | None, request: gr.Request) -> AsyncIterator[dict[str, Any]]:
         """Take the files into the person's own collection, one status line each, and drop Gradio's copies
@@ -77,27 +58,16 @@ class LibraryHandlers:
                 except Exception as error:
                     lines[number] = f"✗ {name}: {render.plain(w.sentence(error))}"
                     yield status()
-            yield {**status(), "upload": None, **await self._lists(principal, w)}
+            documents = await knowledge.documents(principal)
+            collections = await self._runtime.collections.readable(principal)
+            choices = choices_of(documents, collections, w)
+            yield {**status(), "upload": None, "document": gr.update(choices=choices)}
         except Exception as error:
             tell(error, request)
             yield {"upload": None}
         finally:
             for path in paths:
                 path.unlink(missing_ok=True)
-
-    async def remove(self, document: str | None, request: gr.Request) -> dict[str, Any]:
-        """Delete one of the person's own documents with everything made from it."""
-        if not document:
-            return {}
-        try:
-            principal = self._runtime.principal(request.headers)
-            freed = await self._runtime.knowledge.delete(principal, document)
-            w = words.of(request.headers)
-            note = w("upload.deleted", n=freed) if freed else w("upload.deleted_only")
-            return {**await self._lists(principal, w), "upload_status": note}
-        except Exception as error:
-            tell(error, request)
-            return {}
 
 
 def _take(path: Path, limit: int) -> bytes:

@@ -59,6 +59,7 @@ function start(upload) {
 function taken(upload, request) {
   const answer = request.response;
   if (answer?.id) {
+    dropUpload(answer.id); // a row of the version before
     upload.id = answer.id;
     upload.stage = "queued";
     return;
@@ -174,8 +175,8 @@ $("version").addEventListener("change", () => {
 const carriesFiles = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
 let entered = 0;
 for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
-  element.addEventListener(name, (event) => {
-    if (!carriesFiles(event) || !state.look) return;
+  document.addEventListener(name, (event) => {
+    if (!element.isConnected || !carriesFiles(event) || !state.look) return;
     event.preventDefault();
     if (name === "dragenter") entered++;
     if (name === "dragleave") entered--;

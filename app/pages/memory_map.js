@@ -112,7 +112,9 @@ function show() {
   if (announced !== stage) {
     announced = stage;
     // The page fills its lists, and again once the sample documents have been read.
-    trigger("ready", { conversation: restore });
+    const read = sessionStorage.getItem("coread.read") || ""; // what the library was left to ask about
+    sessionStorage.removeItem("coread.read");
+    trigger("ready", { conversation: restore, read });
     restore = "";
   }
   $("seeding").hidden = !engine.seeding;

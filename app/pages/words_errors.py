@@ -47,6 +47,11 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
         "The question has {n:,} characters; at most {limit:,} are taken. Add long texts as a document instead.",
         "問題有 {n:,} 個字元，最多接受 {limit:,} 個。長文請改以文件加入。",
     ),
+    "refused.collection_gone": (
+        "The collection that this conversation reads was deleted or is no longer shared with you; choose another "
+        "one above.",
+        "這個對話所讀的文件集已刪除，或不再與你分享；請在上方另選。",
+    ),
     "refused.running": (
         "This conversation is still being answered; stop it or wait for the end.",
         "這個對話還在回答中，請停止或等它完成。",

@@ -33,7 +33,7 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
     "library.usage_documents": ("Documents", "文件"),
     "library.usage_bytes": ("Storage", "儲存空間"),
     "library.usage_hour": ("Files this hour", "本小時的檔案"),
-    "library.of": ("{used} of {most}", "{used}／{most}"),
+    "library.of": ("{used} of {most}", "已用 {used}，上限 {most}"),
     "library.drop": ("Drop files here", "把檔案拖放到這裡"),
     "library.choose": ("Choose files", "選擇檔案"),
     "library.kinds": (
