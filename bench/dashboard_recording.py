@@ -41,8 +41,8 @@ LIMITS = Limits(
     max_batch_tokens=2_048, max_running=512, max_queued=512, max_running_per_principal=8,
     max_queued_per_principal=8,
 )  # fmt: skip
-#: These chats stand for scripted readers, so that the recording can open a page table.
-SHOWN = 6
+#: So many chats stand for scripted readers, so that a page table can be opened: those that stay longest.
+SHOWN = 5
 
 
 class VirtualEngine(EngineService):
@@ -66,9 +66,16 @@ class VirtualEngine(EngineService):
 
 
 class Visitors:
-    """What the feed asks of a demonstration: the first chats are nobody's, so everybody may look at them."""
+    """What the feed asks of a demonstration: the chats shown are nobody's, so everybody may look at them."""
 
     running = False
+
+    def __init__(self, trace: Trace) -> None:
+        stays = sorted(trace.chats, key=lambda chat: -sum(turn.think for turn in chat.turns))
+        self._names = {
+            f"chat-{chat.number}": f"Simulated reader {chat.number + 1} · Report {chat.document + 1}"
+            for chat in sorted(stays[:SHOWN], key=lambda chat: chat.number)
+        }
 
     def status(self, _: object) -> dict[str, Any]:
         """As if none had been started."""
@@ -80,11 +87,11 @@ class Visitors:
 
     def is_scripted(self, conversation: str) -> bool:
         """Whether the chat is one of those shown."""
-        return conversation in self.conversations({})
+        return conversation in self._names
 
     def conversations(self, _: Mapping[str, str]) -> dict[str, str]:
         """Their names."""
-        return {f"chat-{n}": f"Simulated reader {n + 1}" for n in range(SHOWN)}
+        return dict(self._names)
 
 
 class Documents:
@@ -98,7 +105,7 @@ class Documents:
         ]
 
 
-def stage(engine: VirtualEngine) -> Runtime:
+def stage(engine: VirtualEngine, trace: Trace) -> Runtime:
     """As much of a runtime as the feed looks at."""
 
     def status() -> dict[str, Any]:
@@ -108,7 +115,9 @@ def stage(engine: VirtualEngine) -> Runtime:
             **engine_json(found), "running": found.running, "queued": found.queued,
         }  # fmt: skip
 
-    parts = SimpleNamespace(engine=engine, ready=True, status=status, demo=Visitors(), knowledge=Documents())
+    parts = SimpleNamespace(
+        engine=engine, ready=True, status=status, demo=Visitors(trace), knowledge=Documents()
+    )
     return cast(Runtime, parts)
 
 
@@ -120,7 +129,9 @@ def record(trace: Trace, seconds: int) -> Recorder:
         meter, NoText(), SHAPE, num_blocks=BLOCKS, block_size=BLOCK, limits=LIMITS, clock=clock, sharing=True
     )
     engine = VirtualEngine(core, clock)
-    recorder = Recorder(DashboardFeed(stage(engine), clock), kind="simulation", tree_every=3)
+    recorder = Recorder(
+        DashboardFeed(stage(engine, trace), clock, share=1.0), kind="simulation", tree_every=3
+    )
     loop = asyncio.new_event_loop()
 
     def look() -> None:

@@ -25,22 +25,26 @@ _TELLING = 12
 async def block_json(
     runtime: Runtime, principal: Principal | None, view: BlockView, titles: Mapping[str, str], own: bool
 ) -> dict[str, Any]:
-    """Keys: `kind`, `readers`, `open_readers`, `documents` (titles, or how many others) and `known`.
+    """Keys: `kind`, `readers`, `open_readers`, `documents` (titles), `hidden` (how many others), `known`.
 
-    Where `known` is true also `place` ("page 3", a section's title, or ""), `filled`, `first_token`,
-    `copied_slots`, `copied_from`. `own`: a page table of the viewer's names the block.
+    Where `known` is true also `page` (or None), `section` (its title where there are no pages, or ""),
+    `filled`, `first_token`, `copied_slots`, `copied_from`. `own`: a page table of the viewer's names it.
     """
+    titled, hidden = document_label(view.documents, titles)
     known = view.documents <= titles.keys() and (own or not view.private)
     out: dict[str, Any] = {
         "kind": "branch" if view.private else "document" if view.documents else "instructions",
         "readers": view.readers,
         "open_readers": view.open_readers,
-        "documents": document_label(view.documents, titles),
+        "documents": titled,
+        "hidden": hidden,
         "known": known,
     }
     if known:
+        page, section = await _place(runtime, principal, view)
         out |= {
-            "place": await _place(runtime, principal, view),
+            "page": page,
+            "section": section,
             "filled": view.filled,
             "first_token": view.first_token,
             "copied_slots": view.copied_slots,
@@ -49,28 +53,28 @@ async def block_json(
     return out
 
 
-async def _place(runtime: Runtime, principal: Principal | None, view: BlockView) -> str:
-    """Where in its one document the block's text stands; empty where that is not certain."""
+async def _place(runtime: Runtime, principal: Principal | None, view: BlockView) -> tuple[int | None, str]:
+    """Where in its one document the block's text stands; nothing where that is not certain."""
     if principal is None or len(view.documents) != 1:
-        return ""
+        return None, ""
     readable = await runtime.store.readable(principal)
     try:
         document = await runtime.knowledge.document(readable, next(iter(view.documents)))
     except NotFoundHere:
-        return ""
+        return None, ""
     return place_of(document, str(runtime.engine.tokenizer.decode(list(view.tokens))))
 
 
-def place_of(document: DocumentText, text: str) -> str:
-    """The page, or else the section, that holds `text`; empty where it is in none or in several."""
+def place_of(document: DocumentText, text: str) -> tuple[int | None, str]:
+    """The page, or else the section, that holds `text`; nothing where it is in none or in several."""
     text = text.strip()
     starts, at = [], document.text.find(text) if len(text) >= _TELLING else -1
     while at >= 0:
         starts.append(at)
         at = document.text.find(text, at + 1)
-    places = set()
+    places: set[tuple[int | None, str]] = set()
     for start in starts:
         section = next((s for s in reversed(document.sections) if s.start <= start), None)
         if section is not None:
-            places.add(f"page {section.page}" if section.page is not None else section.title)
-    return places.pop() if len(places) == 1 else ""
+            places.add((section.page, "") if section.page is not None else (None, section.title))
+    return places.pop() if len(places) == 1 else (None, "")

@@ -16,8 +16,9 @@ function bytes(count) {
   return `${count.toFixed(1)} TiB`;
 }
 const number = (count) => Number(count).toLocaleString("en");
-const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const percent = (part, whole) => (whole > 0 ? `${Math.round((100 * part) / whole)}%` : DASH);
+
+const sentences = (...parts) => parts.filter(Boolean).join(LANGUAGE === "en" ? " " : "");
 
 function text(name, value) {
   const node = $(name);

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from app.dashboard import tables
 from app.dashboard.block import block_json
 from app.dashboard.names import Names, Viewers
-from app.dashboard.shared import Looks, Shared
+from app.dashboard.shared import LOOK_SHARE, Looks, Shared
 from app.dashboard.wire import Part, merged, part
 from app.errors import AppError
 from app.memory_feed import encode_map, mine_json
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from engine.tree_picture import TreePicture
 
 TREE_S = 1.0
+#: A large tree is drawn anew less often, so that walking it takes no more of a core than looking does.
+MAX_TREE_S = 10.0
 #: What is kept of viewers' own parts, until the pool changes.
 MAX_KEPT = 256
 
@@ -69,16 +71,19 @@ EVERYTHING = Asked(history=True, tree=True, pages=True)
 class DashboardFeed:
     """Answers what the pages' scripts ask. Holds no data of its own but short-lived copies."""
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
-        self._runtime, self._clock = runtime, clock
+    def __init__(
+        self, runtime: Runtime, clock: Callable[[], float] = time.monotonic, share: float = LOOK_SHARE
+    ) -> None:
+        """`clock` and `share` (of a core, for looking) are others only where a simulation is recorded."""
+        self._runtime, self._clock, self._share = runtime, clock, share
         self._born = secrets.token_hex(3)
-        self._looks = Looks(lambda: runtime.engine, self._born, clock)
+        self._looks = Looks(lambda: runtime.engine, self._born, clock, share)
         self._viewers = Viewers(runtime)
         self._statuses: dict[bool, Part] = {}
         self._picture: TreePicture | None = None
         self._picture_number = self._pictured_number = 0
         self._pictured: list[str] = []
-        self._pictured_at = float("-inf")
+        self._pictured_at, self._tree_every_s = float("-inf"), TREE_S
         self._trees: OrderedDict[str, Part] = OrderedDict()
         self._kept: dict[Any, Part] = {}
         self._kept_of = 0
@@ -93,7 +98,7 @@ class DashboardFeed:
         parts = [self._status(principal)]
         if runtime.ready:
             shared = await self.shared()
-            names = await self._viewers.names(principal, asked.conversation)
+            names = await self._viewers.names(principal, asked.conversation, shared.number)
             mine = asked.conversation if asked.conversation in names.own else None
             if mine is None and asked.choose:
                 mine = self._chosen([id for id in names.own if id in shared.snapshot.open])
@@ -181,9 +186,10 @@ class DashboardFeed:
         """The tree with the titles that the viewer may know; shared by viewers who see the same."""
         picture = self._picture
         stale = self._pictured_number != shared.number
-        if picture is None or (stale and self._clock() - self._pictured_at >= TREE_S):
-            picture = await asyncio.to_thread(self._runtime.engine.tree)
+        if picture is None or (stale and self._clock() - self._pictured_at >= self._tree_every_s):
+            picture, cost = await asyncio.to_thread(self._timed_tree)
             self._pictured_at = self._clock()
+            self._tree_every_s = min(MAX_TREE_S, max(TREE_S, cost / self._share))
         if picture is not self._picture:
             self._pictured_number = shared.number
             if picture != self._picture:
@@ -202,6 +208,10 @@ class DashboardFeed:
             while len(self._trees) > 64:
                 self._trees.popitem(last=False)
         return found
+
+    def _timed_tree(self) -> tuple[TreePicture, float]:
+        began = time.thread_time()
+        return self._runtime.engine.tree(), time.thread_time() - began
 
     # -- what is asked now and then ------------------------------------------------------------------------
 

@@ -1,12 +1,12 @@
 // Polling and controls. One update in flight at a time; nothing while the page is hidden.
 
-const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", follow: follower(), replay: null, recordings: [], turn: 0 };
+const live = { delay: 1000, timer: 0, seen: undefined, chosen: "", follow: follower(), replay: null, recordings: [], offered: false, turn: 0 };
 
 async function show(feed) {
   const { engine, demo } = feed;
   const ready = engine.state === "ready";
   $("warming").hidden = ready && !engine.seeding;
-  text("warming", engine.detail);
+  text("warming", say(ready ? "@@panel.seeding@@" : engine.state === "failed" ? "@@panel.failed@@" : "@@panel.detail@@", { detail: engine.detail }));
   $("body").hidden = !ready && !feed.pool;
   showDemo(demo, ready);
   if (!feed.pool) return;
@@ -33,7 +33,7 @@ function showDemo(demo, ready) {
   const button = $("demo");
   button.hidden = !demo.allowed || live.replay !== null;
   button.disabled = demo.running || !ready;
-  text("demo", demo.running ? `Demonstration: ${number(demo.arrived)} of ${number(demo.readers)} came, ${number(demo.left)} left` : "Start the demonstration");
+  text("demo", demo.running ? say("@@dash.demo_runs@@", { arrived: demo.arrived, n: demo.readers, left: demo.left }) : "@@dash.demo@@");
 }
 
 async function poll() {
@@ -53,10 +53,11 @@ async function poll() {
     const { feed } = follow;
     live.delay = feed.engine.running || feed.demo.running ? 500 : 1000;
     if (!feed.demo.problem) problem("");
-    if (wantsRecording(feed)) return play("simulation", true);
+    if (wantsRecording(feed)) await play("simulation", true);
+    if (live.replay) return;
   } catch (error) {
     live.delay = Math.min(live.delay * 2, 15000);
-    problem("No answer from the server; trying again.");
+    problem("@@dash.offline@@");
   }
   live.timer = setTimeout(poll, live.delay);
 }
@@ -67,7 +68,7 @@ function problem(message) {
 }
 async function startDemo() {
   $("demo").disabled = true;
-  const answer = await server.demo(0).catch(() => ({ error: "No answer from the server." }));
+  const answer = await server.demo(0).catch(() => ({ error: "@@dash.offline_once@@" }));
   problem(answer.error || "");
   poll();
 }
@@ -84,6 +85,10 @@ $("which").addEventListener("change", (event) => {
   poll();
 });
 $("demo").addEventListener("click", startDemo);
+$("zoom").addEventListener("click", () => {
+  map.whole = !map.whole;
+  draw();
+});
 $("replay-engine").addEventListener("click", () => play("engine"));
 $("replay-simulation").addEventListener("click", () => play("simulation"));
 $("live").addEventListener("click", () => {

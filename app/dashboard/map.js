@@ -1,9 +1,11 @@
 // The block map: one byte a block (25·state + 5·running readers + open readers), drawn as one image pixel a
 // block and scaled up without smoothing; outlines and flashes lie on a second canvas above it.
 
-const map = { cell: 1, columns: 1, rows: 1, ratio: 1, image: null, buffer: document.createElement("canvas") };
+// Where most of the pool is free the part in use is enlarged, and a strip below it is the whole pool.
+
+const map = { cell: 1, columns: 1, rows: 1, ratio: 1, shown: 0, wanted: 0, whole: false, image: null, buffer: document.createElement("canvas") };
 const FREE = 0, PINNED = 5;
-const STATE_WORDS = ["free", "being written by one reader", "held and shareable", "kept for reuse", "an open tail, kept for reuse", "pinned"];
+const STATE_WORDS = "@@dash.states@@".split(",");
 
 const READERS = { running: new Uint8Array(256), open: new Uint8Array(256) };
 for (let code = 0; code < 150; code++) {
@@ -21,6 +23,17 @@ function lookup() {
     table[code] = pack(readers > 0 ? c.readers[readers - 1] : kind === FREE ? c.free : kind === PINNED ? c.pinned : c.retained);
   }
   return table;
+}
+
+// How many blocks to draw, from the first one on: in steps, so that the picture does not swim.
+function shownOf(cells) {
+  const total = cells.length;
+  let used = total;
+  while (used > 0 && cells[used - 1] < 25) used--;
+  let wanted = 512;
+  while (wanted < used * 1.1) wanted *= 2;
+  if (map.whole || wanted * 1.5 >= total) return total;
+  return map.wanted > wanted && map.wanted <= 2 * wanted ? map.wanted : (map.wanted = wanted);
 }
 
 function layMap(total) {
@@ -49,17 +62,19 @@ function layMap(total) {
 
 function drawMap() {
   const cells = state.cells, total = cells.length;
-  if (!layMap(total)) return;
+  map.shown = shownOf(cells);
+  if (!layMap(map.shown)) return;
+  map.shown = Math.min(total, map.columns * map.rows); // whole rows
   const table = lookup(), pixels = new Uint32Array(map.image.data.buffer);
   const readers = READERS[state.view];
   let shared = 0, named = 0;
   for (let block = 0; block < total; block++) {
     const code = cells[block], count = readers[code];
-    pixels[block] = table[code];
+    if (block < map.shown) pixels[block] = table[code];
     if (count > 0) named++;
     if (count > 1) shared++;
   }
-  pixels.fill(0, total);
+  pixels.fill(0, map.shown);
   map.buffer.getContext("2d").putImageData(map.image, 0, 0);
   const canvas = $("map"), context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
@@ -73,9 +88,37 @@ function drawMap() {
     for (let row = 1; row <= rows; row++) context.fillRect(0, row * cell - gap, canvas.width, gap);
   }
   outline(context);
-  Object.assign(canvas.dataset, { total: String(total), shared: String(shared) });
+  drawStrip(cells, table);
+  Object.assign(canvas.dataset, { total: String(total), shown: String(map.shown), shared: String(shared) });
   text("shared", number(shared));
-  text("shared-note", `of ${number(named)} that somebody reads`);
+  text("shared-note", say("@@dash.shared_note@@", { n: named }));
+}
+
+// The whole pool in one line: each column shows the block with most readers among those that it stands for.
+function drawStrip(cells, table) {
+  const part = map.shown < cells.length;
+  $("strip-box").hidden = !part;
+  $("zoom").hidden = !part && !map.whole;
+  text("zoom", map.whole ? "@@dash.zoom_used@@" : "@@dash.zoom_whole@@");
+  if (!part) return;
+  const drawn = surface("strip", 14);
+  if (!drawn) return;
+  const { context, width } = drawn, readers = READERS[state.view];
+  for (let x = 0; x < width; x++) {
+    const end = Math.max(Math.floor((x * cells.length) / width) + 1, Math.floor(((x + 1) * cells.length) / width));
+    let best = 0;
+    for (let block = Math.floor((x * cells.length) / width); block < end; block++) {
+      const code = cells[block];
+      if (readers[code] > readers[best] || (best < 25 && code >= 25)) best = code;
+    }
+    const colour = table[best];
+    context.fillStyle = `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
+    context.fillRect(x, 0, 1, 10);
+  }
+  const edge = (width * map.shown) / cells.length;
+  context.fillStyle = colours().css.ink;
+  context.fillRect(0, 12, edge, 2);
+  text("strip-note", say("@@dash.strip@@", { last: map.shown - 1, n: cells.length }));
 }
 
 // One outline round each stretch of this conversation's blocks that lies side by side.
@@ -84,7 +127,7 @@ function outline(context) {
   context.strokeStyle = colours().css.mine;
   context.lineWidth = Math.max(1, Math.round(cell / 8));
   const inset = context.lineWidth / 2;
-  for (let i = 0; i < mine.length;) {
+  for (let i = 0; i < mine.length && mine[i] < map.shown;) {
     let j = i + 1;
     while (j < mine.length && mine[j] === mine[j - 1] + 1 && mine[j] % columns !== 0) j++;
     const x = (mine[i] % columns) * cell, y = Math.floor(mine[i] / columns) * cell;
@@ -112,7 +155,7 @@ function fade() {
   context.clearRect(0, 0, canvas.width, canvas.height);
   for (const [block, [kind, since]] of flashing) {
     const left = calm.matches ? 1 : 1 - (now - since) / 1000;
-    if (left <= 0) {
+    if (left <= 0 || block >= map.shown) {
       flashing.delete(block);
       continue;
     }
@@ -137,22 +180,27 @@ function pointAt(event) {
   const box = $("map").getBoundingClientRect();
   const column = Math.floor(((event.clientX - box.left) * map.ratio) / map.cell);
   const block = Math.floor(((event.clientY - box.top) * map.ratio) / map.cell) * map.columns + column;
-  if (column < 0 || column >= map.columns || block < 0 || block >= state.cells.length || block === pointed) return;
+  if (column < 0 || column >= map.columns || block < 0 || block >= map.shown || block === pointed) return;
   pointed = block;
   const code = state.cells[block], kind = Math.floor(code / 25);
-  const known = `Block ${number(block)}: ${STATE_WORDS[kind]}`;
-  text("hover", kind === FREE ? known : `${known} · ${readersOf(code) === 4 ? "4 or more" : readersOf(code)} readers`);
+  const known = say("@@dash.block@@", { block, state: STATE_WORDS[kind] });
+  text("hover", kind === FREE ? known : `${known} · ${say("@@dash.readers@@", { n: readersOf(code) === 4 ? "@@dash.four@@" : readersOf(code) })}`);
   clearTimeout(asking);
   if (kind === FREE || live.replay) return;
   asking = setTimeout(async () => {
     const found = await server.block(block).catch(() => null);
     if (!found || pointed !== block) return;
     const parts = [known];
-    parts.push(found.kind === "instructions" ? "instructions" : found.kind === "branch" ? "a reader’s own text" : found.documents);
-    if (found.first_token !== null) parts.push(`tokens ${number(found.first_token)} to ${number(found.first_token + found.filled - 1)} of its chain`);
-    parts.push(`${number(found.readers)} running and ${number(found.open_readers)} open readers`);
-    if (found.copied_slots) parts.push(`${plural(found.copied_slots, "slot")} copied${found.copied_from === null ? "" : ` from block ${number(found.copied_from)}`}`);
-    if (state.feed.mine_blocks.includes(block)) parts.push("this conversation");
+    parts.push(found.kind === "instructions" ? "@@dash.instructions@@" : found.kind === "branch" ? "@@dash.branch@@" : documentName(found.documents, found.hidden));
+    if (found.page) parts.push(say("@@dash.page@@", { page: found.page }));
+    if (found.section) parts.push(say("@@dash.section@@", { title: found.section }));
+    if (found.known && found.first_token !== null) parts.push(say("@@dash.tokens@@", { first: found.first_token, last: found.first_token + found.filled - 1 }));
+    parts.push(say("@@dash.readers_running@@", { readers: say("@@dash.readers@@", { n: found.open_readers }), n: found.readers }));
+    if (found.copied_slots) {
+      const slots = say("@@dash.slots_copied@@", { n: found.copied_slots });
+      parts.push(found.copied_from === null ? slots : say("@@dash.slots_from@@", { slots, block: found.copied_from }));
+    }
+    if (state.feed.mine_blocks.includes(block)) parts.push("@@dash.this@@");
     text("hover", parts.join(" · "));
   }, 120);
 }

@@ -14,8 +14,11 @@ from app.principal import Principal
 if TYPE_CHECKING:
     from app.runtime import Runtime
 
-#: How long a viewer's list of documents and conversations is good for.
-NAMES_S = 5.0
+#: How long a viewer's list of documents and conversations is good for; longer while the pool does not change,
+#: because then nothing is told that was not told before.
+NAMES_S, STILL_S = 5.0, 60.0
+#: So many conversations that are not the viewer's are looked up in that time, no more.
+MAX_FOREIGN = 20
 MAX_VIEWERS = 1_000
 NOBODY = Principal("anonymous", "nobody")
 
@@ -28,26 +31,30 @@ class Names:
     at: float
     own: Mapping[str, str]
     titles: Mapping[str, str]
+    #: The look at the pool (`Shared.number`) for which they were looked up.
+    look: int = -1
     #: Conversations that were asked for and are not the viewer's.
     foreign: set[str] = field(default_factory=set)
 
 
 class Viewers:
-    """The names of those who look, at most `NAMES_S` old."""
+    """The names of those who look."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._known: OrderedDict[str, Names] = OrderedDict()
 
-    async def names(self, principal: Principal | None, conversation: str = "") -> Names:
+    async def names(self, principal: Principal | None, conversation: str = "", look: int = -1) -> Names:
         """Nobody in particular may see the scripted readers of a demonstration and what everybody may read.
 
-        `conversation` is looked up by itself where it is not among the viewer's last ones.
+        `conversation` is looked up by itself where it is not among the viewer's last ones. `look`: the number
+        of the look at the pool that is to be told with them.
         """
         key = principal.id if principal is not None else ""
         found = self._known.get(key)
-        if found is None or time.monotonic() - found.at > NAMES_S:
-            found = await self._look_up(principal)
+        age = time.monotonic() - found.at if found is not None else 0.0
+        if found is None or age > STILL_S or (age > NAMES_S and (look < 0 or look != found.look)):
+            found = await self._look_up(principal, look)
             self._keep(key, found)
         scripted = self._runtime.demo.conversations(found.titles)
         if (
@@ -56,6 +63,7 @@ class Viewers:
             and conversation not in found.own
             and conversation not in scripted
             and conversation not in found.foreign
+            and len(found.foreign) < MAX_FOREIGN
         ):
             try:
                 talk = await self._runtime.store.conversation(principal, conversation)
@@ -72,10 +80,10 @@ class Viewers:
         while len(self._known) > MAX_VIEWERS:
             self._known.popitem(last=False)
 
-    async def _look_up(self, principal: Principal | None) -> Names:
+    async def _look_up(self, principal: Principal | None, look: int) -> Names:
         runtime, own = self._runtime, {}
         if principal is not None:
             talks = await runtime.store.conversations(principal)
             own = {talk.id: talk.title or "Untitled" for talk in talks}
         documents = await runtime.knowledge.documents(principal if principal is not None else NOBODY)
-        return Names(time.monotonic(), own, {view.id: view.title for view in documents})
+        return Names(time.monotonic(), own, {view.id: view.title for view in documents}, look)

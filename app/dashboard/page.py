@@ -13,6 +13,7 @@ from fastapi import HTTPException
 from app.dashboard.feed import viewer
 from app.dashboard.recording import packaged, packed_recording
 from app.errors import AppError
+from app.pages.desk import say_script
 from app.runtime import Runtime
 from app.sizing import SizingRefused, Workload, estimate
 from engine.errors import EngineError
@@ -24,7 +25,7 @@ SCRIPTS = ("feed.js", "core.js", "map.js", "tree.js", "pages.js", "side.js", "re
 
 def script() -> str:
     """The page's whole script."""
-    return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return say_script() + "\n".join((_HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
 
 
 def feed_script() -> str:

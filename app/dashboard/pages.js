@@ -18,7 +18,7 @@ function drawPages() {
   const { context, width } = drawn, c = colours().css;
   if (!tables.length) {
     text("pages-title", "");
-    text("pages-note", "No conversation of yours is in memory: ask a question, or start the demonstration.");
+    text("pages-note", "@@dash.pages_none@@");
     text("pages-twin", "");
     return;
   }
@@ -43,8 +43,8 @@ function drawPages() {
   });
   for (const block of physical) colourOf.set(block, readerColour(readers.get(block), false));
   context.fillStyle = c.soft;
-  context.fillText("logical blocks, in the order of the text", 0, 12);
-  context.fillText("physical blocks of the pool", 0, bottom + tall + 29);
+  context.fillText("@@dash.logical@@", 0, 12);
+  context.fillText("@@dash.physical@@", 0, bottom + tall + 29);
   tables.forEach((table, row) => {
     const y = 20 + row * 34;
     for (const run of runsOf(table.blocks)) {
@@ -98,9 +98,8 @@ function drawPages() {
   const joint = physical.filter((b) => readers.get(b) > 1).length;
   const title = (state.feed.own.find((o) => o.id === state.feed.conversation) || {}).title || "";
   text("pages-title", title);
-  const marked = copied.size ? ` The ${copied.size === 1 ? "block" : `${copied.size} blocks`} with a coloured frame began as a copy of another reader’s block, where the texts part.` : "";
-  const words = `${plural(entries, "page-table entry").replace("entrys", "entries")} in ${plural(tables.length, tables[0].running ? "running sequence" : "stored table")} name ${plural(physical.length, "physical block")}; ${number(joint)} of these have other readers too.`;
-  text("pages-note", `${words}${marked}${hidden ? ` ${number(hidden)} entries are not drawn.` : ""}`);
+  const words = say(tables[0].running ? "@@dash.pages_running@@" : "@@dash.pages_stored@@", { n: entries, physical: say("@@dash.blocks@@", { n: physical.length }), joint });
+  text("pages-note", sentences(words, copied.size && say("@@dash.pages_copied@@", { n: copied.size }), hidden && say("@@dash.pages_hidden@@", { n: hidden })));
   text("pages-twin", words);
   $("pages").dataset.tables = String(tables.length);
 }

@@ -108,9 +108,10 @@ def load(path: Path) -> dict[str, Any]:
         found: Any = json.loads(data) if len(data) <= MAX_BYTES else None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise RecordingRefused(f"{path} cannot be read as a recording ({type(error).__name__}).") from None
-    whole = isinstance(found, dict) and found.get("format") == FORMAT and found.get("kind") in KINDS
-    if not whole or not found.get("frames"):
+    if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("kind") not in KINDS:
         raise RecordingRefused(f"{path} is not a recording of the format {FORMAT}.")
+    if not found.get("frames"):
+        raise RecordingRefused(f"{path} is not a recording of anything: it has no frames.")
     return found
 
 

@@ -2,14 +2,10 @@
 // back; the one that starts by itself when nobody reads ends by itself as soon as somebody does.
 
 const LIVE_ONLY = "coread.live"; // of this tab: somebody went back to live, so no recording starts by itself
-const REPLAY_WORDS = {
-  engine: "Recording, not live: twelve scripted readers on this engine",
-  simulation: "Recording, not live: a simulation of a large pool. Memory, prefix tree and scheduler are real, the model is not",
-};
 
 async function play(name, byItself = false) {
-  const found = await server.recording(name).catch(() => ({ error: "No answer from the server." }));
-  if (found.error) return problem(found.error);
+  const found = await server.recording(name).catch(() => ({ error: "@@dash.offline_once@@" }));
+  if (found.error) return byItself ? undefined : problem(found.error);
   const recording = JSON.parse(new TextDecoder().decode(await inflate(found.packed)));
   if (byItself && live.replay) return;
   clearTimeout(live.timer);
@@ -20,7 +16,10 @@ async function play(name, byItself = false) {
     if (live.replay !== run || !element.isConnected) return;
     if (!document.hidden) {
       const at = frame % recording.frames.length;
-      if (at === 0) follow = follower();
+      if (at === 0) {
+        follow = follower();
+        live.seen = undefined;
+      }
       label(recording, at, byItself);
       await show(await follow.take(structuredClone(recording.frames[at])));
       frame++;
@@ -32,10 +31,10 @@ async function play(name, byItself = false) {
 }
 
 function label(recording, at, byItself) {
-  const seconds = (frames) => number(Math.round(frames * recording.every_s));
-  const made = `made on ${recording.made}${recording.kind === "engine" ? ` with ${recording.model} on ${recording.device}` : ""}`;
-  const why = byItself ? " It plays because nobody is reading right now." : "";
-  text("recording-text", `${REPLAY_WORDS[recording.kind]}, ${made}.${why} Second ${seconds(at)} of ${seconds(recording.frames.length)}.`);
+  const what = say(recording.kind === "engine" ? "@@dash.rec_engine@@" : "@@dash.rec_simulation@@", recording);
+  const seconds = (frames) => Math.round(frames * recording.every_s);
+  const when = say("@@dash.rec_second@@", { at: seconds(at), n: seconds(recording.frames.length) });
+  text("recording-text", sentences(what, byItself && "@@dash.rec_why@@", when));
   $("recording").hidden = false;
   for (const name of ["replay-engine", "replay-simulation"]) $(name).hidden = true;
 }
@@ -66,7 +65,9 @@ function offerRecordings() {
   for (const name of ["replay-engine", "replay-simulation"]) $(name).hidden = !live.recordings.includes(name.slice(7));
 }
 
+// Once for each visit: while the models are being loaded, or where there is nothing to show.
 function wantsRecording(feed) {
-  return live.turn === 1 && !calm.matches && feed.pool && !busy(feed)
-    && live.recordings.includes("simulation") && sessionStorage.getItem(LIVE_ONLY) === null;
+  if (live.offered || (!feed.pool && feed.engine.state !== "warming_up")) return false;
+  live.offered = true;
+  return !calm.matches && !busy(feed) && live.recordings.includes("simulation") && sessionStorage.getItem(LIVE_ONLY) === null;
 }

@@ -32,7 +32,7 @@ MAX_EVENTS, FLASH_S = 400, 2.5
 #: How old an update may be: the page asks once or twice a second.
 LOOK_S = 0.5
 #: Looking may take at most this share of a core: a pool that is dear to look at is looked at less often.
-LOOK_SHARE, MAX_LOOK_S = 0.01, 2.0
+LOOK_SHARE, MAX_LOOK_S = 0.004, 2.0
 HISTORY_S = 5.0
 #: Maps that a viewer may still have, to be told only the difference.
 KEPT_MAPS = 6
@@ -82,9 +82,9 @@ class Looks:
     from those of the one before it."""
 
     def __init__(
-        self, engine: Callable[[], EngineService], born: str, clock: Callable[[], float] = time.monotonic
+        self, engine: Callable[[], EngineService], born: str, clock: Callable[[], float], share: float
     ) -> None:
-        self._engine, self._born, self._clock = engine, born, clock
+        self._engine, self._born, self._clock, self._share = engine, born, clock, share
         self._shared: Shared | None = None
         self._looked_at, self._every_s = float("-inf"), LOOK_S
         self._looking = asyncio.Lock()
@@ -99,15 +99,18 @@ class Looks:
 
     async def newest(self) -> Shared:
         """The newest look, at most half a second old, longer where looking is dear."""
-        found = self._shared
-        if found is not None and self._clock() - self._looked_at < self._every_s:
+        if (found := self._fresh()) is not None:
             return found
         async with self._looking:
-            if self._shared is None or self._clock() - self._looked_at >= self._every_s:
-                self._shared, cost = await asyncio.to_thread(self._timed_look, self._shared)
-                self._looked_at = self._clock()
-                self._every_s = min(MAX_LOOK_S, max(LOOK_S, cost / LOOK_SHARE))
-            return self._shared
+            if (found := self._fresh()) is not None:  # somebody else has just looked
+                return found
+            found, cost = await asyncio.to_thread(self._timed_look, self._shared)
+            self._shared, self._looked_at = found, self._clock()
+            self._every_s = min(MAX_LOOK_S, max(LOOK_S, cost / self._share))
+            return found
+
+    def _fresh(self) -> Shared | None:
+        return self._shared if self._clock() - self._looked_at < self._every_s else None
 
     def _timed_look(self, before: Shared | None) -> tuple[Shared, float]:
         began = time.thread_time()

@@ -5,27 +5,30 @@ function showFigures() {
   const { everybody } = state.feed[state.view];
   const ratio = everybody.physical_bytes ? everybody.unshared_bytes / everybody.physical_bytes : 1;
   text("saved", bytes(everybody.saved_bytes));
-  text("saved-note", everybody.saved_bytes ? `each block kept is read ${ratio.toFixed(1)} times` : "nothing is shared right now");
+  text("saved-note", everybody.saved_bytes ? say("@@dash.saved_note@@", { ratio: ratio.toFixed(1) }) : "@@dash.saved_none@@");
   text("people", number(everybody.conversations));
-  text("people-note", `${plural(engine.running, "answer")} being written${state.feed.waiting ? `, ${number(state.feed.waiting)} waiting` : ""}`);
+  const answers = say("@@dash.people_note@@", { n: engine.running });
+  text("people-note", state.feed.waiting ? say("@@dash.people_waiting@@", { answers, n: state.feed.waiting }) : answers);
   text("skipped", percent(since.prefill_tokens_skipped, since.prompt_tokens));
-  text("skipped-note", `${number(since.prefill_tokens_skipped)} of ${number(since.prompt_tokens)} since start`);
+  text("skipped-note", say("@@dash.skipped_note@@", { skipped: since.prefill_tokens_skipped, n: since.prompt_tokens }));
   text("unread", percent(since.kv_bytes_logical - since.kv_bytes_read, since.kv_bytes_logical));
-  text("unread-note", `${bytes(since.kv_bytes_logical - since.kv_bytes_read)} since start`);
-  text("pool", `${number(pool.total_blocks)} blocks of ${pool.block_size} tokens, ${bytes(pool.block_bytes)} each; ${number(pool.free)} free`);
-  text("engine", `${engine.model} · ${engine.dtype} on ${engine.device} · ${engine.backend} · pool of ${bytes(pool.total_blocks * pool.block_bytes)}`);
+  text("unread-note", !since.kv_bytes_logical ? "" : say("@@dash.unread_note@@", { size: bytes(since.kv_bytes_logical - since.kv_bytes_read) }));
+  text("pool", say("@@dash.pool_is@@", { n: pool.total_blocks, size: pool.block_size, bytes: bytes(pool.block_bytes), free: pool.free }));
+  text("engine", say("@@dash.engine_is@@", { ...engine, size: bytes(pool.total_blocks * pool.block_bytes) }));
   text("since-peak", bytes(since.peak_saved_bytes));
   text("since-time", `${(since.saved_byte_seconds / 2 ** 30).toFixed(2)} GiB·s`);
   text("since-skipped", number(since.prefill_tokens_skipped));
   text("since-computed", number(since.prefill_tokens_computed));
   text("since-copied", `${number(since.blocks_copied)} (${bytes(since.bytes_copied)})`);
   text("since-evicted", number(since.evictions));
-  text("since-answers", `${number(since.answers)}, ${number(since.preemptions)}`);
+  text("since-answers", number(since.answers));
+  text("since-preempted", number(since.preemptions));
   text("utilisation", pool.utilisation === null ? DASH : `${Math.round(100 * pool.utilisation)}%`);
-  text("twin", `Memory pool of ${number(pool.total_blocks)} blocks: ${number(pool.free)} free, ${number(pool.held)} held, `
-    + `${number(pool.retained)} kept for reuse, ${number(pool.pinned)} pinned. `
-    + `${plural(everybody.conversations, "conversation")} ${state.view === "running" ? "running now" : "open"}; ${$("shared").textContent} blocks have two or more readers, `
-    + `which saves ${bytes(everybody.saved_bytes)}: ${bytes(everybody.unshared_bytes)} with paging alone, ${bytes(everybody.physical_bytes)} as they are.`);
+  text("twin", say(state.view === "running" ? "@@dash.twin_running@@" : "@@dash.twin_open@@", {
+    total: pool.total_blocks, free: pool.free, held: pool.held, retained: pool.retained, pinned: pool.pinned,
+    n: everybody.conversations, shared: $("shared").textContent, saved: bytes(everybody.saved_bytes),
+    unshared: bytes(everybody.unshared_bytes), physical: bytes(everybody.physical_bytes),
+  }));
 }
 
 function three(prefix, reserved, paged, physical) {
@@ -37,8 +40,8 @@ function showBars() {
   const { mine, everybody } = state.feed[state.view];
   three("all", everybody.reserved_bytes, everybody.unshared_bytes, everybody.physical_bytes);
   three("mine", mine ? mine.reserved_bytes : 0, mine ? mine.unshared_bytes : 0, mine ? mine.fair_share_bytes : 0);
-  text("mine-note", mine ? `${plural(mine.blocks, "block")}, ${number(mine.shared_blocks)} of them shared; sharing saves ${bytes(mine.saved_bytes)}`
-    : state.view === "running" ? "Nothing is being written for it right now." : "Nothing of it is in memory yet.");
+  text("mine-note", mine ? say("@@dash.mine_note@@", { n: mine.blocks, shared: mine.shared_blocks, size: bytes(mine.saved_bytes) })
+    : state.view === "running" ? "@@dash.mine_none_running@@" : "@@dash.mine_none_open@@");
 }
 
 let offered = "";
@@ -52,24 +55,23 @@ function showChoices() {
       option.value = id;
       return option;
     }));
-    if (!own.length) select.append(make("option", "none yet"));
+    if (!own.length) select.append(make("option", "@@dash.none_yet@@"));
   }
   if (conversation) select.value = conversation;
 }
 
 function showRows() {
-  const names = { other: "somebody", system: "the engine itself" };
   let others = 0;
   const said = state.feed.rows[state.view].map((row) => [
     row.kind, row.running,
-    row.kind === "own" ? row.title : row.kind === "rest" ? plural(row.count, "other conversation") : row.kind === "other" ? `somebody ${++others}` : names[row.kind],
+    row.kind === "own" ? row.title : row.kind === "rest" ? say("@@dash.rest@@", { n: row.count }) : row.kind === "other" ? say("@@dash.somebody@@", { n: ++others }) : "@@dash.system@@",
     number(row.blocks), number(row.shared_blocks), bytes(row.unshared_bytes), bytes(row.fair_share_bytes), bytes(row.saved_bytes)]);
   list("rows", said, ([kind, running, name, ...figures]) => {
     const line = make("tr", "");
     line.dataset.kind = kind;
     const first = make("td", ""), dot = make("span", "", running ? "cd-dot cd-on" : "cd-dot");
-    dot.title = running ? "running" : "open";
-    first.append(dot, name);
+    dot.title = running ? "@@panel.running@@" : "@@panel.open@@";
+    first.append(dot, make("span", name, "cd-name"));
     line.append(first, ...figures.map((value) => make("td", value)));
     return line;
   });
@@ -103,15 +105,15 @@ function drawChart() {
     context.globalAlpha = 1;
   }
   const minutes = span / 60;
-  text("chart-note", `${minutes < 2 ? `${Math.round(span)} s` : `${Math.round(minutes)} min`} up to now, at most ${bytes(most)}`);
+  text("chart-note", minutes < 2 ? say("@@dash.chart_s@@", { n: Math.round(span), size: bytes(most) }) : say("@@dash.chart_min@@", { n: Math.round(minutes), size: bytes(most) }));
 }
 
 function showWhatIf() {
   const w = state.feed.what_if;
   text("what-if", w
-    ? `Without sharing, the ${plural(w.conversations, "open conversation")} would need ${bytes(w.unshared_bytes)}; in contiguous caches, ${bytes(w.reserved_bytes)}. `
-      + `This pool of ${bytes(w.pool_bytes)} would hold about ${number(w.contiguous_users)} such readers contiguously, ${number(w.paged_users)} with paging, and ${number(w.shared_users)} sharing as now.`
-    : "Nobody has anything in memory yet.");
+    ? sentences(say("@@dash.what_need@@", { n: w.conversations, unshared: bytes(w.unshared_bytes), reserved: bytes(w.reserved_bytes) }),
+      say("@@dash.what_fit@@", { size: bytes(w.pool_bytes), contiguous: w.contiguous_users, paged: w.paged_users, shared: w.shared_users }))
+    : "@@dash.what_none@@");
 }
 
 let sizing = 0;
@@ -122,14 +124,16 @@ function askSize() {
     const found = await server.size(work).catch(() => null);
     if (!found || found.error) {
       for (const name of ["contiguous", "paged", "shared"]) bar(`size-${name}`, 0, 1, DASH);
-      text("size-note", found ? found.error : "No answer from the server; change a value to try again.");
+      text("size-note", found ? found.error : "@@dash.size_failed@@");
       return;
     }
     for (const name of ["contiguous", "paged", "shared"]) {
-      bar(`size-${name}`, found[`${name}_users`], found.shared_users, `${number(found[`${name}_users`])} readers`);
+      bar(`size-${name}`, found[`${name}_users`], found.shared_users, say("@@dash.readers@@", { n: found[`${name}_users`] }));
     }
-    text("size-note", `${bytes(found.weights_bytes)} of weights leave ${bytes(found.pool_bytes)} for KV. A reader takes ${bytes(found.contiguous_bytes)} contiguously, `
-      + `${bytes(found.paged_bytes)} paged, ${bytes(found.own_bytes)} beside the shared ${bytes(found.document_bytes)}.`);
+    text("size-note", say("@@dash.size_note@@", {
+      weights: bytes(found.weights_bytes), pool: bytes(found.pool_bytes), contiguous: bytes(found.contiguous_bytes),
+      paged: bytes(found.paged_bytes), own: bytes(found.own_bytes), document: bytes(found.document_bytes),
+    }));
   }, 250);
 }
 async function offerChoices() {

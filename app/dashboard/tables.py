@@ -6,6 +6,7 @@ of a demonstration, which are nobody's), `titles` the documents that the viewer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,12 +29,14 @@ def whole_parts(parts: Sequence[Fraction]) -> list[int]:
 
     Raises `ValueError` where it is not: then the parts are not those of a whole.
     """
-    total = sum(parts, Fraction(0))
-    if total.denominator != 1:
-        raise ValueError(f"the parts add up to {total}, which is not a whole number")
-    floors = [part.numerator // part.denominator for part in parts]
-    order = sorted(range(len(parts)), key=lambda i: (floors[i] - parts[i], i))
-    for index in order[: int(total) - sum(floors)]:
+    common = math.lcm(*(part.denominator for part in parts))
+    scaled = [part.numerator * (common // part.denominator) for part in parts]
+    total, left = divmod(sum(scaled), common)
+    if left:
+        raise ValueError(f"the parts add up to {total + Fraction(left, common)}, which is not a whole number")
+    floors = [part // common for part in scaled]
+    order = sorted(range(len(parts)), key=lambda i: (-(scaled[i] % common), i))
+    for index in order[: total - sum(floors)]:
         floors[index] += 1
     return floors
 
@@ -111,25 +114,23 @@ def _kind(node: TreeNode) -> str:
     return "branch" if node.private else "document" if node.documents else "instructions"
 
 
-def document_label(documents: frozenset[str], titles: Mapping[str, str]) -> str:
-    """The titles of those documents that the viewer may know; for the others, only that they are there."""
+def document_label(documents: frozenset[str], titles: Mapping[str, str]) -> tuple[str, int]:
+    """The titles of those documents that the viewer may know, and how many others there are."""
     known = sorted(titles[id] for id in documents if id in titles)
-    hidden = len(documents) - len(known)
-    if hidden:
-        known.append("another document" if hidden == 1 else f"{hidden} other documents")
-    return ", ".join(known)
+    return ", ".join(known), len(documents) - len(known)
 
 
 def tree_json(
     picture: TreePicture, block_bytes: int, titles: Mapping[str, str], mine: frozenset[int]
 ) -> dict[str, Any]:
-    """The tree for one viewer. A node: `parent`, `kind` ("instructions", "document", "branch"), `label`,
-    `blocks`, `below`, `left_out`, `tokens`, `readers`, `open_readers`, `copied`, `tail`, `pinned`, `mine`."""
+    """The tree for one viewer. A node: `parent`, `kind` ("instructions", "document", "branch"), `label`
+    (titles that the viewer may know), `hidden` (how many other documents), `blocks`, `below`, `left_out`,
+    `tokens`, `readers`, `open_readers`, `copied`, `tail`, `pinned`, `mine`."""
     nodes = [
         {
             "parent": node.parent,
             "kind": _kind(node),
-            "label": document_label(node.documents, titles),
+            **dict(zip(("label", "hidden"), document_label(node.documents, titles), strict=True)),
             "blocks": len(node.blocks),
             "below": node.below,
             "left_out": node.left_out,

@@ -2,8 +2,8 @@
 // behind it. Where bars split, texts part; a notch marks a block that was copied there.
 
 const tree = { bars: [] };
-const TREE_EMPTY = "Nothing is indexed yet: ask a question.";
-const TREE_HINT = "Where one bar splits, texts part. A notch marks a block that was copied there.";
+const TREE_EMPTY = "@@dash.tree_empty@@";
+const TREE_HINT = "@@dash.tree_hint@@";
 
 function layTree(nodes) {
   const children = nodes.map(() => []), roots = [];
@@ -28,9 +28,13 @@ function layTree(nodes) {
   return { start, top, leaves, deepest, rows: Math.max(rows, 1) };
 }
 
+// Titles that the viewer may know, and how many others there are.
+const documentName = (titles, hidden) => [titles, hidden ? say("@@dash.hidden@@", { n: hidden }) : ""].filter(Boolean).join(", ");
+
 function nodeName(node) {
-  const name = node.kind === "instructions" ? "instructions" : node.kind === "document" ? node.label : node.mine ? "this conversation" : "a reader’s own text";
-  return node.tail ? `${name} (open tail)` : name;
+  const name = node.kind === "instructions" ? "@@dash.instructions@@" : node.kind === "document" ? documentName(node.label, node.hidden)
+    : node.mine ? "@@dash.branch_mine@@" : "@@dash.branch@@";
+  return node.tail ? say("@@dash.tail@@", { name }) : name;
 }
 const treeReaders = (node) => (state.view === "running" ? node.readers : node.open_readers);
 
@@ -68,13 +72,13 @@ function drawTree() {
     if (h >= 13 && (node.kind !== "branch" || w > 70)) {
       context.fillStyle = inkOn(colour);
       const readers = treeReaders(node);
-      const label = node.kind === "branch" && !node.mine ? bytes(node.blocks * picture.block_bytes) : `${nodeName(node)} · ${plural(readers, "reader")}`;
+      const label = node.kind === "branch" && !node.mine ? bytes(node.blocks * picture.block_bytes) : `${nodeName(node)} · ${say("@@dash.readers@@", { n: readers })}`;
       context.fillText(fitted(context, label, w - 20), x + 12, y + h / 2 + 4);
     }
     return { x, y, w, h, node };
   });
   list("tree-twin", nodes.slice(0, 40).map((node) =>
-    `${nodeName(node)}: ${bytes(node.blocks * picture.block_bytes)}, ${plural(treeReaders(node), "reader")}${node.copied ? `, ${plural(node.copied, "block")} copied` : ""}`),
+    [`${nodeName(node)}: ${bytes(node.blocks * picture.block_bytes)}`, say("@@dash.readers@@", { n: treeReaders(node) }), node.copied ? say("@@dash.node_copied@@", { n: node.copied }) : ""].filter(Boolean).join(", ")),
     (line) => make("li", line));
   $("tree").dataset.nodes = String(nodes.length);
   const said = $("tree-hover").textContent;
@@ -88,11 +92,12 @@ function pointAtTree(event) {
   const hit = tree.bars.find((b) => x >= b.x && x <= b.x + b.w && y >= b.y && y <= b.y + b.h);
   if (!hit) return;
   const { node } = hit, unit = state.tree.block_bytes;
-  const parts = [nodeName(node), `${plural(node.blocks, "block")}, ${bytes(node.blocks * unit)}, ${plural(node.tokens, "token")}`,
-    `${plural(node.readers, "running reader")}, ${plural(node.open_readers, "open reader")}`];
-  if (node.below > node.blocks) parts.push(`${bytes((node.below - node.blocks) * unit)} behind it`);
-  if (node.left_out) parts.push(`${plural(node.left_out, "block")} not shown`);
-  if (node.copied) parts.push(`${plural(node.copied, "block")} copied here`);
-  if (node.pinned) parts.push("pinned");
+  const blocks = say("@@dash.blocks@@", { n: node.blocks });
+  const parts = [nodeName(node), say("@@dash.node_blocks@@", { blocks, size: bytes(node.blocks * unit), n: node.tokens }),
+    say("@@dash.readers_running@@", { readers: say("@@dash.readers@@", { n: node.open_readers }), n: node.readers })];
+  if (node.below > node.blocks) parts.push(say("@@dash.node_behind@@", { size: bytes((node.below - node.blocks) * unit) }));
+  if (node.left_out) parts.push(say("@@dash.node_left@@", { n: node.left_out }));
+  if (node.copied) parts.push(say("@@dash.node_copied@@", { n: node.copied }));
+  if (node.pinned) parts.push("@@panel.pinned@@");
   text("tree-hover", parts.join(" · "));
 }

@@ -22,13 +22,15 @@ from typing import Any, Literal
 from starlette.requests import cookie_parser
 
 from app.http_errors import sentence
-from app.pages import words_account, words_chat, words_library, words_memory
+from app.pages import words_account, words_chat, words_dashboard, words_library, words_memory
 
 Language = Literal["en", "zh-Hant"]
 LANGUAGES: tuple[Language, ...] = ("en", "zh-Hant")
 COOKIE = "coread_language"
 MARK = re.compile(r"@@([a-z0-9_]+(?:\.[a-z0-9_]+)+)@@")
-_CATALOGUES = (words_chat.TEXTS, words_library.TEXTS, words_memory.TEXTS, words_account.TEXTS)
+_CATALOGUES = (
+    words_chat.TEXTS, words_library.TEXTS, words_memory.TEXTS, words_dashboard.TEXTS, words_account.TEXTS,
+)  # fmt: skip
 
 
 class UnknownText(KeyError):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import re
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,16 @@ import numpy as np
 import pytest
 
 from app.dashboard import page, wire
+from app.dashboard.block import place_of
 from app.dashboard.feed import EVERYTHING, Asked, DashboardFeed
 from app.dashboard.shared import LOOK_S, Shared, cells_of, flashes, packed
 from app.dashboard.tables import MAX_OTHERS, all_rows, document_label, table
+from app.pages.words import TEXTS
 from app.principal import Principal
 from app.runtime import Runtime
 from engine.block_events import BlockEvent
 from engine.ledger import MemorySnapshot, SinceStart, Totals
+from rag.types import DocumentText, SectionText
 from tests.app.small_engine import SmallEngine
 
 HOSTILE = "${window.ran=1}<img src=x onerror=window.ran=1>"
@@ -63,11 +67,67 @@ async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine
         text = json.dumps(other)
         for hidden in ("Zanzibar", "quokka", secret, hers, ann.id):
             assert hidden not in text
-        assert "another document" in text
+        assert any(node["hidden"] == 1 for node in other["tree"]["nodes"])
         assert "The bakery" in text
     block = seen["mine_blocks"][len(seen["mine_blocks"]) // 2]
     assert "Zanzibar" in (await feed.block(ann, block) or {})["documents"]
-    assert (await feed.block(bob, block) or {})["documents"] == "another document"
+    strangers = await feed.block(bob, block)
+    assert strangers == {
+        "kind": "document", "readers": 0, "open_readers": 1, "documents": "", "hidden": 1, "known": False,
+    }  # fmt: skip
+
+
+async def test_a_stranger_gets_counts_only(runtime: Runtime, engine: SmallEngine) -> None:
+    """Every block that holds her document or her own text, hovered over by somebody else."""
+    ann, _ = runtime.signer.issue()
+    bob, _ = runtime.signer.issue()
+    diary = "# Zanzibar diary\n\n" + "".join(
+        f"Day {n}: rain over the harbour, tide {n * 37}. " for n in range(30)
+    )
+    secret = await runtime.knowledge.upload(ann, "diary.md", diary.encode())
+    async for _ in runtime.knowledge.progress(ann, secret, 0.1):
+        pass
+    hers = await ask(runtime, ann, "What does the quokka eat?", secret)
+    feed = DashboardFeed(runtime)
+    blocks = (await feed.read(ann, Asked(hers)))["mine_blocks"]
+    told = {"document": 0, "branch": 0}
+    for block in blocks:
+        mine, theirs = await feed.block(ann, block), await feed.block(bob, block)
+        assert mine is not None
+        assert theirs is not None
+        assert mine["known"]
+        if mine["kind"] == "instructions":
+            assert theirs["known"]
+            continue
+        told[mine["kind"]] += 1
+        assert set(theirs) == {"kind", "readers", "open_readers", "documents", "hidden", "known"}
+        assert (theirs["documents"], theirs["known"]) == ("", False)
+        assert theirs["open_readers"] == mine["open_readers"] == 1
+        assert (await feed.block(None, block)) == theirs
+    assert told["document"] > 20
+    assert told["branch"] > 1
+
+
+def test_a_block_is_placed_on_its_page_or_in_its_section() -> None:
+    texts = (
+        "The lamp burns rape oil all night. ",
+        "The keeper reads by it. The keeper sleeps. ",
+        "The keeper reads by it.",
+    )
+    starts = [sum(map(len, texts[:i])) for i in range(4)]
+
+    def document(pages: tuple[int | None, ...]) -> DocumentText:
+        sections = tuple(
+            SectionText(i, f"Part {i}", 1, starts[i], starts[i + 1], texts[i], pages[i]) for i in range(3)
+        )
+        return DocumentText("d", "c", "d.pdf", "D", 1, "".join(texts), sections)
+
+    paged, unpaged = document((3, 4, 4)), document((None, None, None))
+    assert place_of(paged, " lamp burns rape oil") == (3, "")
+    assert place_of(unpaged, " lamp burns rape oil") == (None, "Part 0")
+    assert place_of(paged, "keeper reads by it") == (4, ""), "twice, but on one page"
+    assert place_of(unpaged, "keeper reads by it") == (None, ""), "in two sections: not certain"
+    assert place_of(paged, "something else altogether") == place_of(paged, "The") == (None, "")
 
 
 @pytest.mark.parametrize("block", [-1, 300, 10**9, None, "0", 1.5, [0]])
@@ -161,9 +221,9 @@ def test_other_peoples_rows_are_bounded_and_still_add_up() -> None:
 
 def test_a_label_counts_what_it_may_not_name() -> None:
     titles = {"a": "Alpha", "b": "Beta"}
-    assert document_label(frozenset({"a", "b"}), titles) == "Alpha, Beta"
-    assert document_label(frozenset({"a", "x", "y"}), titles) == "Alpha, 2 other documents"
-    assert document_label(frozenset(), titles) == ""
+    assert document_label(frozenset({"a", "b"}), titles) == ("Alpha, Beta", 0)
+    assert document_label(frozenset({"a", "x", "y"}), titles) == ("Alpha", 2)
+    assert document_label(frozenset(), titles) == ("", 0)
 
 
 def snapshot_of(blocks: int) -> MemorySnapshot:
@@ -195,9 +255,23 @@ def test_the_page_has_no_place_for_data() -> None:
         assert way_in not in page.script()
 
 
-def test_every_name_of_the_script_stands_in_the_template() -> None:
-    import re
+def test_its_texts_are_those_of_the_catalogue() -> None:
+    """Nothing of them may end a string, a tag or a template where it stands."""
+    marks = re.compile(r"@@([a-z0-9_.]+)@@")
+    keys = set(marks.findall(page.template() + page.script()))
+    assert {key for key in TEXTS if key.startswith("dash.")} <= keys <= set(TEXTS)
+    for key in keys:
+        for told in TEXTS[key]:
+            assert not re.search(r"[\"\\`<>&\n]|\$\{|\{\{", told), key
+    bare = re.sub(r"<!--.*?-->|<[^>]*>", "\n", marks.sub("", page.template()), flags=re.DOTALL)
+    assert re.findall(r"[A-Za-z]{2,}.*", bare) == []
+    lines = [line.split("//")[0] for line in page.script().splitlines()]
+    strings = re.findall(r"\"([^\"\n]*)\"|`([^`]*)`", marks.sub("", "\n".join(lines)))
+    found = [a or b for a, b in strings if re.search(r"[A-Z][a-z]+ [a-z]+ |[a-z]+ [a-z]+ [a-z]+", a or b)]
+    assert found == ["the server answered ${answer.status}"], "for the console alone"
 
+
+def test_every_name_of_the_script_stands_in_the_template() -> None:
     template = set(re.findall(r'data-cd="([a-z-]+)"', page.template()))
     used = set(re.findall(r'(?:\$|text)\("([a-z-]+)"', page.script()))
     assert used <= template
@@ -241,8 +315,6 @@ def lab(hex: str, seen: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize("theme", [":root", ".dark"])
 def test_colours_are_told_apart_with_every_kind_of_colour_vision(theme: str, seen: str) -> None:
-    import re
-
     from app.pages.theme import stylesheet
 
     rules = re.search(rf"^{re.escape(theme)} {{(.*?)}}", stylesheet(), re.M | re.S)

@@ -72,6 +72,8 @@ async def text(page: Page, name: str) -> str:
 async def test_the_demonstration_fills_shares_copies_and_drains(server: str, browser: Browser) -> None:
     ann = await enter(browser, server)
     page = ann.page
+    queued: list[str] = []
+    page.on("request", lambda request: queued.append(request.url) if "/queue/" in request.url else None)
     assert "600 blocks" in await text(page, "twin")
     await page.get_by_role("button", name="Start the demonstration").click()
     await page.wait_for_function("Number(document.querySelector('[data-cd=map]').dataset.shared) > 5")
@@ -91,6 +93,7 @@ async def test_the_demonstration_fills_shares_copies_and_drains(server: str, bro
     assert "running" in await text(page, "twin")
     await page.get_by_role("button", name="Start the demonstration").wait_for(timeout=60_000)
     await page.wait_for_function("document.querySelector('[data-cd=twin]').textContent.includes(', 0 held')")
+    assert queued == [], "watching is no event of Gradio's queue"
     ann.assert_unharmed()
 
 
@@ -157,6 +160,13 @@ async def test_small_and_large_pools_fit_phones_and_screens(
     await drawn(person.page, server)
     blocks = request.node.callspec.params["server"]
     assert await person.page.get_attribute("[data-cd=map]", "data-total") == str(blocks)
+    if blocks > 512:  # most of it is free, so the part in use is enlarged and a strip shows the rest
+        assert await person.page.locator("[data-cd=strip]").is_visible()
+        assert await person.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await person.page.get_by_role("button", name="Show the whole pool").click()
+    await person.page.wait_for_function(
+        f"document.querySelector('[data-cd=map]').dataset.shown === '{blocks}'"
+    )
     assert await person.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     cells = await person.page.evaluate(
         "(c => [c.width, c.height, c.clientWidth <= c.parentElement.clientWidth])"
