@@ -35,7 +35,8 @@ class HeadersMiddleware:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["content-security-policy"] = self._policy
+                # A file that somebody uploaded comes with a narrower policy of its own.
+                headers.setdefault("content-security-policy", self._policy)
                 headers["x-content-type-options"] = "nosniff"
                 headers["referrer-policy"] = "same-origin"
                 headers["permissions-policy"] = "camera=(), microphone=(), geolocation=()"

@@ -11,7 +11,7 @@ from bench.load_server import Sample
 
 #: What a person waits for while looking at the page; answers are the engine's and are reported apart.
 PAGE_ACTIONS = (
-    "page load", "conversation list", "own documents", "search conversations", "new conversation",
+    "page load", "conversation list", "search conversations", "new conversation",
     "open conversation", "memory feed", "memory page", "block hover", "export", "question taken",
 )  # fmt: skip
 P95_S = 1.0

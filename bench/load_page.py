@@ -102,9 +102,9 @@ class Page:
         updates = await self.act("enter", [None], "conversation list")
         document = self._value("enter", updates, "cr-document")
         if isinstance(document, dict):
-            self.documents = [id for _, id in document.get("choices", []) if id]
+            sources = [id for _, id in document.get("choices", [])]
+            self.documents = [id for id in sources if id and not id.startswith("collection:")]
         self._note_conversations("enter", updates)
-        await self.act("show", [], "own documents")
 
     async def search(self, query: str) -> None:
         await self.act("search", [query, None], "search conversations")

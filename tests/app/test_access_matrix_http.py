@@ -63,6 +63,14 @@ MAY: dict[str, set[str]] = {
     "`/metrics`": {"administrator", "administrator's key"},
     "list and add people": {"administrator"},
     "`/api/admin`": set(),
+    "see the document in the library": _READERS,
+    "read a section of it there": _READERS,
+    "download its file there": _READERS,
+    "put a new version in its place": {"owner"},
+    "see what deleting it would free": {"owner"},
+    "keep it in memory": {"owner"},
+    "add to its collection": {"owner"},
+    "share its collection": {"owner"},
     "delete the document": {"owner"},
 }
 
@@ -326,9 +334,65 @@ async def commands(world: World, page: Page, who: str) -> bool:
     return (await page.http.get("/api/admin/status")).status_code == 200
 
 
+async def _library(page: Page, call: str, asked: dict[str, Any]) -> dict[str, Any]:
+    answer: dict[str, Any] = await page.served("cr-library", call, asked, "library")
+    if "error" in answer:
+        raise PageRefused(answer["error"])
+    return answer
+
+
+async def sees_it_in_the_library(world: World, page: Page, who: str) -> bool:
+    shown = await _library(page, "look", {"collection": world.collection, "follow": [world.document]})
+    assert (world.document in json.dumps(shown)) == ("The vault" in json.dumps(shown))
+    return world.document in json.dumps(shown)
+
+
+async def reads_a_section(world: World, page: Page, who: str) -> bool:
+    shown = await _library(page, "section", {"id": world.document, "index": 0})
+    return "Quintessence" in shown["text"]
+
+
+async def downloads_the_original(world: World, page: Page, who: str) -> bool:
+    return "Quintessence" in (await page.http.get(f"/library/files/{world.document}")).text
+
+
+async def replaces(world: World, page: Page, who: str) -> bool:
+    text = f"{SECRET}\nChanged by {who}.\n".encode()
+    response = await page.http.post(f"/library/files/{world.document}", content=text)
+    if response.status_code != 200:
+        return False
+    library = world.runtime.knowledge._library
+    changed = (await library.wait(world.document)).version
+    await library.replace_document(world.document, "vault.md", SECRET.encode(), "test")
+    await library.wait(world.document)
+    return changed > 1
+
+
+async def weighs(world: World, page: Page, who: str) -> bool:
+    return (await _library(page, "weight", {"id": world.document}))["passages"] > 0
+
+
+async def pins(world: World, page: Page, who: str) -> bool:
+    await _library(page, "pin", {"id": world.document, "kept": True})
+    kept = world.document in await world.runtime.store.pins()
+    await _library(page, "pin", {"id": world.document, "kept": False})
+    return kept
+
+
+async def adds(world: World, page: Page, who: str) -> bool:
+    address = f"/library/files?collection={world.collection}"
+    before = await world.runtime.knowledge._library.documents([world.collection])
+    await page.http.post(address, content=f"# From {who}\n\nA text.".encode())
+    return len(await world.runtime.knowledge._library.documents([world.collection])) > len(before)
+
+
+async def shares(world: World, page: Page, who: str) -> bool:
+    # With a reader who has it already, so that nobody's rights change.
+    return bool(await _library(page, "share", {"id": world.collection, "name": "Bob"}))
+
+
 async def deletes(world: World, page: Page, who: str) -> bool:
-    await page.load()
-    await page.act("remove", [world.document], "remove")
+    await _library(page, "delete", {"id": world.document})
     listed = await world.runtime.knowledge._library.documents([world.collection])
     return world.document not in {info.id for info in listed}
 
@@ -341,7 +405,8 @@ ACTIONS: dict[str, Action] = dict(
             opens_the_page, lists, searches, chooses, is_shown_a_citation, opens_behind_a_citation, hovers,
             downloads_the_file, opens_the_conversation, downloads_the_conversation, sees_its_row,
             sees_its_blocks, reads_api_memory, sees_counts, uses_v1, reads_through_v1, reads_metrics,
-            manages_people, commands, deletes,
+            manages_people, commands, sees_it_in_the_library, reads_a_section, downloads_the_original,
+            replaces, weighs, pins, adds, shares, deletes,
         ),
         strict=True,
     )
