@@ -35,6 +35,7 @@ _ENGINE_KEYS = (
     "total_blocks",
     "pool_bytes",
     "conformance",
+    "description",
 )
 
 

@@ -55,6 +55,7 @@ def engine_json(status: EngineStatus) -> dict[str, Any]:
         "total_blocks": status.total_blocks,
         "pool_bytes": status.total_blocks * block_bytes,
         "conformance": status.conformance,
+        "description": status.detail,
     }
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.kv_pool import KVPool
 from engine.model import LoadedModel
 from engine.runner import Row, Runner
 from kernels.api import AttentionBackend
@@ -70,7 +69,7 @@ def likelihood(
     The chunk's length stays the same in every comparison, so that only the precision differs.
     """
     blocks = -(-len(tokens) // block_size)
-    pool = KVPool(model.shape, blocks, block_size, model.dtype, model.device)
+    pool = model.new_pool(blocks, block_size)
     runner = Runner(model, pool, backend)
     total = 0.0
     for start in range(0, len(tokens), chunk):

@@ -98,9 +98,15 @@ def paged_attention(
     window = _checked_window(module, layer, window, context)
 
     pool = context.pool
+    scales = pool.scales[layer]
     context.layers_seen.add(layer)
     context.backend.write(
-        key[0].transpose(0, 1), value[0].transpose(0, 1), pool.key[layer], pool.value[layer], context.slots
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        pool.key[layer],
+        pool.value[layer],
+        context.slots,
+        scales=scales,
     )
     out = context.backend.attend(
         query[0].transpose(0, 1),
@@ -111,6 +117,7 @@ def paged_attention(
         sliding_window=window,
         soft_cap=None if soft_cap is None else float(soft_cap),
         sinks=sinks,
+        scales=scales,
     )
     return out[None], None
 
@@ -194,7 +201,7 @@ def _refuse_unknown(
 
 def _check_shapes(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, context: StepContext) -> None:
     shape = context.pool.shape
-    rows = context.plan.rows
+    rows = context.plan.padded_rows
     want = (1, shape.kv_heads, rows, shape.head_dim)
     if tuple(key.shape) != want or tuple(value.shape) != want:
         raise ModelRefused(

@@ -25,7 +25,6 @@ from torch import Tensor
 
 from engine.bridge import attention_implementation
 from engine.errors import ModelRefused
-from engine.kv_pool import KVPool
 from engine.model import LoadedModel
 from engine.runner import Row, Runner
 from engine.types import Copy
@@ -56,6 +55,12 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float16: Tolerance(rms=1e-2, peak=6e-2),
     torch.bfloat16: Tolerance(rms=5e-2, peak=3e-1),
 }
+
+
+#: A pool of 8-bit floats: 2.8e-2 (1.7e-1) was measured on 30 layers in bfloat16, 1.2e-2 of it without them.
+#: Random models of a few layers with large weights reach 2.1e-1 (1.8). What it costs on a text is in
+#: docs/kernels.md; this catches scales that are not applied or belong to another head.
+FP8_TOLERANCE = Tolerance(rms=3e-1, peak=2.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class _Script:
         ids = list(range(20))
         rng.shuffle(ids)
         self._free = ids
-        pool = KVPool(model.shape, len(ids), size, model.dtype, model.device, fill_nan=True)
+        pool = model.new_pool(len(ids), size, fill_nan=True)
         self.runner = Runner(model, pool, backend)
         self._logits: list[Tensor] = []
         self._positions: list[tuple[int, int]] = []

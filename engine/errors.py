@@ -104,6 +104,12 @@ class ModelRefused(EngineError):
     code = "model_refused"
 
 
+class KVDtypeRefused(ModelRefused):
+    """The device or the attention backend cannot keep KV in the precision that was asked for."""
+
+    code = "kv_dtype_refused"
+
+
 class IntegrityError(EngineError):
     """An invariant of the memory does not hold: a defect in Coread, never the caller's fault."""
 

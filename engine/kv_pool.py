@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.errors import IntegrityError, PoolTooSmall
 from engine.types import Copy, ModelShape
+from kernels.fp8 import KV_FP8, Scales
 
 
 class KVPool:
@@ -24,6 +25,8 @@ class KVPool:
 
     Slots that nobody wrote hold whatever the memory held, NaN included (`fill_nan` makes sure of it, for
     tests): the kernels mask K *and* V. On a CPU the pages are only taken from the system when first written.
+
+    `scales`: of a pool of 8-bit floats, one for each layer; fixed for its life, so a block is mere bytes.
     """
 
     def __init__(
@@ -34,12 +37,18 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device | str,
         fill_nan: bool = False,
+        scales: Sequence[Scales] | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise PoolTooSmall(1, max(num_blocks, 0), max(block_size, 1))
         if dtype.itemsize != shape.itemsize:
             raise ValueError(
                 f"{dtype} takes {dtype.itemsize} bytes an element; the shape says {shape.itemsize}"
+            )
+        if (dtype == KV_FP8) != (scales is not None) or (scales is not None and len(scales) != shape.layers):
+            raise ValueError(
+                f"a pool of {dtype} and {shape.layers} layers got "
+                f"{'no' if scales is None else len(scales)} scales; only 8-bit floats have them, one a layer"
             )
         self.shape, self.num_blocks, self.block_size, self.dtype = shape, num_blocks, block_size, dtype
         self.device = torch.device(device)
@@ -53,6 +62,7 @@ class KVPool:
         #: One view `[kv_heads, slots, head_dim]` for each layer.
         self.key: list[Tensor] = list(self.storage[0].unbind(0))
         self.value: list[Tensor] = list(self.storage[1].unbind(0))
+        self.scales: list[Scales | None] = [None] * shape.layers if scales is None else list(scales)
 
     @property
     def num_bytes(self) -> int:

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from engine.accelerate import accelerate, release
-from engine.conformance import ConformanceReport, check
+from engine.conformance import FP8_TOLERANCE, ConformanceReport, check
+from engine.cuda_graphs import CudaGraphDevice, DecodeGraphs, GraphDevice
+from engine.device_memory import CudaMeter, gpu_pool_bytes
 from engine.errors import ModelRefused, PoolTooSmall
+from engine.kv_fp8 import refuse_fp8, use_fp8
 from engine.kv_pool import KVPool
 from engine.model import LoadedModel, cache_directory, load_model
 from engine.runner import Runner
@@ -18,9 +21,6 @@ from engine.types import EngineConfig
 from kernels.api import AttentionBackend, get_backend
 
 log = logging.getLogger(__name__)
-
-#: Share of the memory that is free on a GPU after the weights that the pool takes.
-GPU_POOL_SHARE = 0.85
 
 
 @dataclass(slots=True)
@@ -37,33 +37,88 @@ class LoadedEngine:
 def load(config: EngineConfig) -> LoadedEngine:
     """Load the model, prove the paged path on it, size the pool and run typical shapes once.
 
-    Raises `ModelNotFound`, `ModelRefused`, `PoolTooSmall`.
+    Raises `ModelNotFound`, `ModelRefused` (`KVDtypeRefused` where 8-bit KV cannot be kept), `PoolTooSmall`.
     """
     quiet_libraries()
     model = load_model(config)
     backend = get_backend(config.backend, model.device)
-    report = check(model, backend, config.block_size)
-    _speed_up(model, backend, config)
-    budget = config.kv_pool_bytes
-    if budget is None:
-        budget = default_pool_bytes()
-        if model.device.type == "cuda":
-            budget = int(torch.cuda.mem_get_info(model.device)[0] * GPU_POOL_SHARE)
-    num_blocks = KVPool.blocks_within(budget, model.shape, config.block_size)
-    if num_blocks < 2:
-        raise PoolTooSmall(2, num_blocks, config.block_size)
+    say_what_the_gpu_lacks(model, backend)
+    if config.kv_dtype == "fp8":
+        refuse_fp8(model.device, backend)
     if config.max_batch_tokens < config.max_running:
         raise ModelRefused(
             f"A step of {config.max_batch_tokens} tokens has no room for {config.max_running} answers."
         )
-    pool = KVPool(model.shape, num_blocks, config.block_size, model.dtype, model.device)
+    report = check(model, backend, config.block_size)
+    if config.kv_dtype == "fp8":
+        use_fp8(model, backend, config.block_size)
+        report = check(model, backend, config.block_size, FP8_TOLERANCE)
+    else:
+        _speed_up(model, backend, config)
+    num_blocks = KVPool.blocks_within(_pool_bytes(model, backend, config), model.shape, config.block_size)
+    if num_blocks < 2:
+        raise PoolTooSmall(2, num_blocks, config.block_size)
+    pool = model.new_pool(num_blocks, config.block_size)
     runner = Runner(model, pool, backend, shared_pass=config.shared_pass)
     runner.warm_up()
+    if config.cuda_graphs and model.device.type == "cuda" and backend.captures:
+        use_graphs(runner, CudaGraphDevice(model.device), config.max_running)
     return LoadedEngine(model, runner, backend.name, num_blocks, report)
 
 
+def use_graphs(runner: Runner, device: GraphDevice, most_rows: int) -> None:
+    """Capture steps of up to `most_rows` decodes; a model that cannot be captured is served without them."""
+    graphs = DecodeGraphs(runner.model, runner.pool, runner.backend, device, most_rows=most_rows)
+    try:
+        with torch.inference_mode():
+            graphs.capture_all()
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ModelRefused) as error:
+        log.warning("Steps are not replayed as CUDA graphs, the model cannot be captured: %s", error)
+        runner.model.description = f"{runner.model.description.rstrip('.')}, without CUDA graphs."
+        return
+    runner.graphs = graphs
+
+
+def say_what_the_gpu_lacks(model: LoadedModel, backend: AttentionBackend) -> None:
+    """In the log, and in the description that `coread doctor` and the pages show."""
+    if model.device.type != "cuda" or backend.captures:
+        return
+    major, minor = torch.cuda.get_device_capability(model.device)
+    log.warning(
+        "Attention runs in torch (%s): the device has compute capability %d.%d, the Triton kernels serve 8.0 "
+        "and above.",
+        backend.name,
+        major,
+        minor,
+    )
+    model.description = (
+        f"{model.description.rstrip('.')}, attention in torch ({backend.name}; compute capability "
+        f"{major}.{minor}, the Triton kernels need 8.0)."
+    )
+
+
+def _pool_bytes(model: LoadedModel, backend: AttentionBackend, config: EngineConfig) -> int:
+    if config.kv_pool_bytes is not None:
+        return config.kv_pool_bytes
+    if model.device.type != "cuda":
+        return default_pool_bytes()
+    return gpu_pool_bytes(
+        CudaMeter(model.device),
+        model,
+        backend,
+        block_size=config.block_size,
+        max_batch_tokens=config.max_batch_tokens,
+        max_running=config.max_running,
+    )
+
+
 def _speed_up(model: LoadedModel, backend: AttentionBackend, config: EngineConfig) -> None:
-    """Take the fused decoder where there is one; `extra["decoder"] = "transformers"` keeps the other."""
+    """Take the fused decoder where there is one; `extra["decoder"] = "transformers"` keeps the other.
+
+    Not with 8-bit KV: on a CPU, the only place where there is one, that is for measuring.
+    """
     if config.extra.get("decoder", "auto") == "transformers":
         return
     try:

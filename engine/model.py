@@ -18,8 +18,10 @@ import torch
 from engine import bridge
 from engine.decoder import Decoder, TransformersDecoder
 from engine.errors import ModelNotFound, ModelRefused
+from engine.kv_pool import KVPool
 from engine.packaged import default_cache_dir, load_gguf, packaged_gguf
 from engine.types import EngineConfig, ModelShape
+from kernels.fp8 import Scales
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,8 @@ class LoadedModel:
     name           what the screens call it
     description    one sentence: name, precision, device, where it came from
     windows        sliding window of each layer (None: full attention); one entry a layer
+    q_heads        query heads of each layer
+    kv_dtype       of its KV pools; `kv_scales` belong to 8-bit floats (`engine.kv_fp8`)
     eos_token_ids  ids that end an answer
     decoder        computes a step; starts as the model's own code, may be replaced before service
     """
@@ -55,7 +59,16 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     windows: tuple[int | None, ...]
+    q_heads: int
     decoder: Decoder
+    kv_dtype: torch.dtype
+    kv_scales: tuple[Scales, ...] | None = None
+
+    def new_pool(self, num_blocks: int, block_size: int, *, fill_nan: bool = False) -> KVPool:
+        """A KV pool for this model, on its device."""
+        return KVPool(
+            self.shape, num_blocks, block_size, self.kv_dtype, self.device, fill_nan, scales=self.kv_scales
+        )
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -115,7 +128,9 @@ def adopt(
         vocab_size=int(model.get_input_embeddings().weight.shape[0]),
         eos_token_ids=_eos(model, tokenizer),
         windows=_windows(text, shape.layers),
+        q_heads=int(text.num_attention_heads),
         decoder=TransformersDecoder(model),
+        kv_dtype=dtype,
     )
 
 

@@ -10,7 +10,8 @@ least those positions; everything before `start` is in the pool already.
     logits     |                        x | x              | x              |  (rows that sample)
 
 How hidden states are computed is the `Decoder`'s business; the runner neither knows the model's
-architecture nor keeps anything between steps.
+architecture nor keeps anything between steps. On a GPU the host only waits once, for the step's result:
+everything before is enqueued, and steps of decodes alone are replayed as CUDA graphs (`engine.cuda_graphs`).
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import torch
 from torch import Tensor
 
 from engine.bridge import StepContext
+from engine.cuda_graphs import DecodeGraphs, broken_tokens
 from engine.decoder import DecoderOutput
 from engine.errors import IntegrityError
 from engine.kv_pool import KVPool
 from engine.model import LoadedModel
 from engine.sampler import Sampler, SamplerState
+from engine.transfer import to_device
 from engine.types import Copy, SamplingParams, TokenLogprob
 from kernels.api import AttentionBackend
 from kernels.plan import AttentionPlan
@@ -85,14 +88,24 @@ class StepOutput:
 
 
 class Runner:
-    """Runs steps of one model over one pool. Used by one thread."""
+    """Runs steps of one model over one pool. Used by one thread.
+
+    `graphs`: replays for steps of decodes, where the device has them.
+    """
 
     def __init__(
-        self, model: LoadedModel, pool: KVPool, backend: AttentionBackend, *, shared_pass: bool = True
+        self,
+        model: LoadedModel,
+        pool: KVPool,
+        backend: AttentionBackend,
+        *,
+        shared_pass: bool = True,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         if pool.shape != model.shape:
             raise ValueError(f"the pool was made for {pool.shape}, the model is {model.shape}")
         self.model, self.pool, self.backend, self.shared_pass = model, pool, backend, shared_pass
+        self.graphs = graphs
         self.sampler = Sampler()
 
     @torch.inference_mode()
@@ -106,27 +119,30 @@ class Runner:
         for row in rows:
             self._check(row)
         self.pool.check_copies(copies)
-        self.pool.copy(copies)
+        self._copy(copies)
         if not rows:
             return StepOutput([], [], [], 0, 0, 0, 0)
 
-        lengths = [len(row.tokens) for row in rows]
-        ends = np.cumsum(lengths) - 1
         sampled = [index for index, row in enumerate(rows) if row.sample]
-        wanted = [int(ends[index]) - back for index in sampled for back in range(rows[index].drafts, -1, -1)]
-        output, plan = self.forward(rows, np.asarray(wanted, dtype=np.int64))
+        logits, broken, plan = self._compute(rows, sampled)
 
-        finite = _finite_rows(output.hidden, lengths)
         tokens: list[int | None] = [None] * len(rows)
         logprobs: list[TokenLogprob | None] = [None] * len(rows)
         further: dict[int, list[tuple[int, TokenLogprob | None]]] = {}
         places = dict(zip(sampled, _starts([rows[index].drafts + 1 for index in sampled]), strict=True))
-        # A row whose hidden states are broken anywhere must not draw: its neighbours' streams are their
-        # own, but its own would move on although the token is thrown away.
-        drawing = [index for index in sampled if finite[index]]
+        drawing = sampled
+        finite: list[bool] = []
         for ahead in range(1 + max((row.drafts for row in rows), default=0)):
             states = [state for index in drawing if (state := rows[index].state) is not None]
-            result = self.sampler.sample(output.logits[[places[i] + ahead for i in drawing]], states)
+            chosen = self._pick(logits, [places[index] + ahead for index in drawing])
+            if ahead == 0:
+                # A row whose hidden states are broken anywhere must not draw: its neighbours' streams are
+                # their own, but its own would move on although the token is thrown away.
+                draft = self.sampler.launch(chosen, states, usable=self._pick(broken, sampled) == 0)
+                finite, table = _bring_back(broken, draft.packed)
+                result = draft.result(table)
+            else:
+                result = self.sampler.sample(chosen, states)
             right: list[int] = []
             for index, token, logprob, good in zip(
                 drawing, result.tokens, result.logprobs, result.finite, strict=True
@@ -153,17 +169,37 @@ class Runner:
             further,
         )
 
+    def _compute(self, rows: Sequence[Row], sampled: Sequence[int]) -> tuple[Tensor, Tensor, AttentionPlan]:
+        """Logits of the rows in `sampled` (for a row with drafts: of the position before them and of each),
+        `broken` `[rows]` (0 where all of a row's hidden states are finite), and the plan."""
+        lengths = [len(row.tokens) for row in rows]
+        if self.graphs is not None and self.graphs.why_not(lengths) is None:
+            plan = self._plan(rows, lengths)
+            positions = np.asarray([row.start for row in rows], dtype=np.int64)
+            slots = np.concatenate([self._slots(row) for row in rows])
+            done = self.graphs.run([row.tokens[0] for row in rows], positions, slots, plan)
+            if done is not None:
+                return self._pick(done[0], sampled), done[1], plan
+        ends = np.cumsum(lengths) - 1
+        wanted = [int(ends[index]) - back for index in sampled for back in range(rows[index].drafts, -1, -1)]
+        output, plan = self.forward(rows, np.asarray(wanted, dtype=np.int64))
+        broken = broken_tokens(output.hidden)
+        if broken.shape[0] > len(rows):
+            owner = self._tensor(np.repeat(np.arange(len(rows)), lengths))
+            broken = broken.new_zeros(len(rows)).index_add_(0, owner, broken)
+        return output.logits, broken, plan
+
+    def _pick(self, values: Tensor, rows: Sequence[int]) -> Tensor:
+        """Some rows of `values`; all of them, in order, without a copy."""
+        if list(rows) == list(range(values.shape[0])):
+            return values
+        return values.index_select(0, self._tensor(np.asarray(rows, dtype=np.int64)))
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row], wanted: IntArray) -> tuple[DecoderOutput, AttentionPlan]:
         """The forward pass alone: hidden states of all tokens, logits of packed tokens `wanted` `[R]`."""
         lengths = [len(row.tokens) for row in rows]
-        plan = self.backend.plan(
-            page_tables=[row.page_table for row in rows],
-            query_lens=lengths,
-            context_lens=[row.start + n for row, n in zip(rows, lengths, strict=True)],
-            block_size=self.pool.block_size,
-            shared_pass=self.shared_pass,
-        )
+        plan = self._plan(rows, lengths)
         ids = np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows])
         positions = np.concatenate(
             [np.arange(row.start, row.start + n) for row, n in zip(rows, lengths, strict=True)]
@@ -173,8 +209,24 @@ class Runner:
         output = self.model.decoder(self._tensor(ids), self._tensor(positions), self._tensor(wanted), context)
         return output, plan
 
+    def _plan(self, rows: Sequence[Row], lengths: Sequence[int]) -> AttentionPlan:
+        return self.backend.plan(
+            page_tables=[row.page_table for row in rows],
+            query_lens=lengths,
+            context_lens=[row.start + n for row, n in zip(rows, lengths, strict=True)],
+            block_size=self.pool.block_size,
+            shared_pass=self.shared_pass,
+        )
+
+    def _copy(self, copies: Sequence[Copy]) -> None:
+        if self.backend.captures:  # one launch for all of them, in all layers
+            plain = [(copy.source, copy.target, copy.slots) for copy in copies]
+            self.backend.copy_blocks(self.pool.key, self.pool.value, plain, self.pool.block_size)
+        else:
+            self.pool.copy(copies)
+
     def _tensor(self, values: IntArray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.pool.device)
+        return to_device(torch.from_numpy(values.astype(np.int64, copy=False)), self.pool.device)
 
     def warm_up(self, prefill_tokens: int = 64, decode_rows: Sequence[int] = (1, 8)) -> None:
         """Run typical shapes once, so that the first request pays for no lazy set-up.
@@ -193,6 +245,17 @@ class Runner:
             # All rows re-run the last position without writing: readers of one run of blocks, as in service.
             state = SamplerState(drawn)
             self.step([Row(key, [0], length - 1, table, length, True, state) for key in range(count)])
+        group = self.model.q_heads // self.model.shape.kv_heads
+        for table, queries, contexts in self.backend.warm_up_batches(group, size):
+            if len(table) <= blocks and max(contexts) <= self.model.shape.max_context:
+                self.step(
+                    [
+                        Row(key, [0] * n, context - n, table, context, True, SamplerState(drawn))
+                        for key, (n, context) in enumerate(zip(queries, contexts, strict=True))
+                    ]
+                )
+        if blocks > 1:
+            self.step([], [Copy(0, 1, size)])
 
     def _check(self, row: Row) -> None:
         end = row.start + len(row.tokens)
@@ -235,13 +298,11 @@ def _starts(counts: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(counts, initial=0))[:-1]
 
 
-def _finite_rows(hidden: Tensor, lengths: Sequence[int]) -> list[bool]:
-    """Whether all hidden states `[T, width]` of each row are finite. NaN and infinity stay in the residual
-    stream from the layer where they arise, so the last layer tells for all of them."""
-    # x * 0 is 0 for finite x and NaN otherwise; the sum over a row is then 0 or NaN.
-    broken = (hidden.float() * 0).sum(dim=-1)
-    if len(lengths) == hidden.shape[0]:
-        return [value == 0 for value in broken.tolist()]
-    values = broken.cpu().numpy()
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    return [bool(value == 0) for value in np.add.reduceat(values, starts)]
+def _bring_back(broken: Tensor, packed: Tensor) -> tuple[list[bool], list[list[float]]]:
+    """Which rows are finite, and the sampler's table, in one copy from the device."""
+    count, (rows, columns) = len(broken), packed.shape
+    values = torch.cat([broken.double(), packed.flatten()]).tolist()
+    rest = values[count:]
+    return [value == 0 for value in values[:count]], [
+        rest[at : at + columns] for at in range(0, rows * columns, columns)
+    ]

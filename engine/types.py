@@ -256,6 +256,8 @@ class EngineConfig:
     model: str = "packaged"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: "auto": the KV pool holds what the model computes in; "fp8": 8-bit floats, half the bytes or less.
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     backend: Literal["auto", "reference", "torch_cpu", "torch", "triton"] = "auto"
     block_size: int = 16
     #: Bytes of the KV pool; None: a default for the device.
@@ -270,6 +272,8 @@ class EngineConfig:
     #: Switch off to compare with an engine without sharing; nothing else changes.
     sharing: bool = True
     shared_pass: bool = True
+    #: Replay steps of decodes as CUDA graphs where there is a GPU whose backend allows it.
+    cuda_graphs: bool = True
     #: Verify tokens drafted from the text at hand: fewer steps where answers repeat it, same answers.
     speculation: bool = False
     #: Rows of a step up to which drafts are added: beyond, an extra row costs as much as a token.

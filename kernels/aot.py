@@ -5,7 +5,9 @@
 
 Each kernel is compiled by Triton for the named compute capability, and the machine code is read back:
 registers, spills, shared memory, tensor-core instructions, width of the loads. Results are cached under
-the hash of the sources, so a second run is immediate. The exit status is 1 where `faults` finds any.
+the hash of what the compiler is given (Triton's own first representation of the kernel, the chip and the
+options), so that a second run takes a minute and a change compiles only what it changes. The exit status is
+1 where `faults` finds any.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernels.fp8 import CAPABILITY as FP8_CAPABILITY
 from kernels.triton_config import HEAD_DIMS, SHARED_LIMIT, TileConfig, choose, head_parts
 
 CAPABILITIES = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("triton_attention.py", "triton_pool.py")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel to compile. `options`: soft cap, sinks and a sliding window all on."""
+    """One kernel to compile. `options`: soft cap, sinks and a sliding window all on; `fp8`: the pool holds
+    e4m3, `dtype` is the query's."""
 
     kernel: str  # "attention", "merge", "write", "copy"
     capability: tuple[int, int]
@@ -47,6 +50,7 @@ class Variant:
     group: int = 4
     block_size: int = 16
     options: bool = False
+    fp8: bool = False
 
     @property
     def config(self) -> TileConfig:
@@ -56,6 +60,7 @@ class Variant:
             group=self.group,
             block_size=self.block_size,
             itemsize=2,
+            kv_itemsize=1 if self.fp8 else 2,
             capability=self.capability,
         )
         config: TileConfig = getattr(launch, self.tile)
@@ -70,6 +75,8 @@ class Variant:
             parts += [self.tile, f"{c.block_m}x{c.block_n}", f"{c.warps} warps", f"{c.stages} stages"]
             parts += [f"group {self.group}", f"block {self.block_size}"]
             parts += ["cap+sinks+window"] if self.options else []
+        if self.fp8:
+            parts.append("fp8 KV")
         return ", ".join(parts)
 
 
@@ -94,7 +101,8 @@ class Report:
 
 
 def matrix(*, quick: bool) -> list[Variant]:
-    """All tiles, head dimensions and chips, with and without options; other groups and blocks on two."""
+    """All tiles, head dimensions and chips, with and without options; 8-bit KV where the chip knows it;
+    other groups and blocks on two."""
     found: list[Variant] = []
     chips = {(8, 0): (64,), (9, 0): (80,)} if quick else dict.fromkeys(CAPABILITIES, HEAD_DIMS)
     for capability, dims in chips.items():
@@ -105,6 +113,11 @@ def matrix(*, quick: bool) -> list[Variant]:
             found.append(Variant("merge", capability, head_dim, options=True))
             found.append(Variant("write", capability, head_dim))
             found.append(Variant("copy", capability, head_dim))
+            if not quick and capability >= FP8_CAPABILITY:
+                for tile in ("narrow", "wide", "tall"):
+                    found.append(Variant("attention", capability, head_dim, tile=tile, fp8=True))
+                for kernel in ("write", "copy"):
+                    found.append(Variant(kernel, capability, head_dim, fp8=True))
         if not quick and capability in ((8, 0), (9, 0)):
             for group, block_size, dtype in ((1, 16, "fp16"), (3, 32, "bf16"), (16, 32, "fp16")):
                 for tile in ("narrow", "wide"):
@@ -123,21 +136,27 @@ def _source(variant: Variant) -> tuple[Any, dict[str, Any]]:
 
     first, second = head_parts(variant.head_dim)
     data, on = f"*{variant.dtype}", variant.options
+    stored = "*fp8e4nv" if variant.fp8 else data
     sinks = data if on else "constexpr"
+    scale = "*fp32" if variant.fp8 else "constexpr"
+    unscaled: dict[str, Any] = {} if variant.fp8 else {"key_scale": None, "value_scale": None}
     constants: dict[str, Any] = {} if on else {"sinks": None}
     warps, stages = 4, 2
     if variant.kernel == "attention":
         config = variant.config
         warps, stages = config.warps, config.stages
         kernel = attention_kernel
-        types = dict.fromkeys(["query", "key_pool", "value_pool", "output"], data)
+        types = {"query": data, "output": data, "key_pool": stored, "value_pool": stored}
+        types |= {"key_scale": scale, "value_scale": scale}
         types |= {"partial_out": "*fp32", "partial_lse": "*fp32", "sinks": sinks, "arrays": "*i32"}
         types |= dict.fromkeys(["tiles_at", "rows_at", "positions_at", "blocks_at"], "i32")
         types |= dict.fromkeys(["slots", "q_token8", "q_head8"], "i32") | {
             "scale": "fp32",
             "soft_cap": "fp32",
         }
+        constants |= unscaled
         constants |= {
+            "HAS_SCALES": variant.fp8,
             "KV_HEADS": 8, "GROUP": variant.group, "HEAD_A": first, "HEAD_B": second,
             "BLOCK_SIZE": variant.block_size, "WINDOW": 4096 if on else 0, "HAS_CAP": on, "HAS_SINKS": on,
             "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PRECISION": "tf32",
@@ -152,13 +171,15 @@ def _source(variant: Variant) -> tuple[Any, dict[str, Any]]:
         kernel = write_kernel
         warps = 1
         constants = {"HEAD_DIM": variant.head_dim, "LANES": 1 << (variant.head_dim - 1).bit_length()}
-        types = dict.fromkeys(["key", "value", "key_pool", "value_pool"], data) | {"targets": "*i64"}
+        constants |= unscaled | {"HAS_SCALES": variant.fp8}
+        types = {"key": data, "value": data, "key_pool": stored, "value_pool": stored, "targets": "*i64"}
+        types |= {"key_scale": scale, "value_scale": scale}
         types |= dict.fromkeys(["k_token", "k_head", "v_token", "v_head", "slots"], "i32")
     else:
         kernel = copy_kernel
         lanes = 1 << (variant.head_dim * variant.block_size - 1).bit_length()
         constants = {"HEAD_DIM": variant.head_dim, "BLOCK_SIZE": variant.block_size, "LANES": lanes}
-        types = {"pools": "*i64", "example": data, "copies": "*i32", "slots": "i32"}
+        types = {"pools": "*i64", "example": "*u8" if variant.fp8 else data, "copies": "*i32", "slots": "i32"}
     signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
     # What the launcher guarantees is aligned, and so is specialised at run time as well.
     loose = {"key", "value"} if variant.kernel == "write" else set()
@@ -241,16 +262,29 @@ def faults(report: Report, *, products: int = 2) -> list[str]:
 
 
 def _cache_key(variant: Variant) -> str:
+    """Of all that decides the machine code: changed comments, or code for other variants, change nothing."""
     import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
 
-    digest = hashlib.sha256(triton.__version__.encode())
-    for name in SOURCES:
-        digest.update((Path(__file__).parent / name).read_bytes())
-    for function in (_source, compile_variant):
-        digest.update(inspect.getsource(function).encode())
-    config = variant.config if variant.kernel == "attention" else None
-    parts = (variant, config, head_parts(variant.head_dim), SHARED_LIMIT[variant.capability])
-    digest.update(repr(parts).encode())
+    source, options = _source(variant)
+    major, minor = variant.capability
+    target = GPUTarget("cuda", 10 * major + minor, 32)
+    backend = make_backend(target)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    parsed = backend.parse_options(options)
+    module = source.make_ir(
+        target, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context
+    )
+    # Places in the source (`loc(…)`, and their definitions) are no part of the code.
+    code = re.sub(r"\s*loc\(#\w+\)|^#loc.*$", "", str(module), flags=re.MULTILINE)
+    parts = (triton.__version__, target, sorted(options.items()), SHARED_LIMIT[variant.capability], code)
+    digest = hashlib.sha256(repr(parts).encode())
+    digest.update(inspect.getsource(compile_variant).encode())
+    digest.update(variant.configuration.encode())
     return digest.hexdigest()[:32]
 
 

@@ -56,6 +56,8 @@ CPU = CostModel(overhead_tokens=384)
 GPU = CostModel(overhead_tokens=128)
 #: Every eligible node takes the shared pass: for tests.
 ALWAYS = CostModel(overhead_tokens=0)
+#: For backends that know no shared pass.
+NEVER = CostModel(overhead_tokens=1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +121,23 @@ class Tally:
     shared_passes: int = 0
     layers: int = 0
 
+    def add(self, reads: tuple[int, int, int], token_bytes: int, layers: int = 1) -> None:
+        """Count layers that each read `(tokens logically, tokens really, shared passes)`."""
+        logical, read, shared = reads
+        self.layers += layers
+        self.kv_bytes_logical += layers * logical * token_bytes
+        self.kv_bytes_read += layers * read * token_bytes
+        self.shared_passes += layers * shared
+
 
 @dataclass(slots=True)
 class AttentionPlan:
     """One step's batch. Sequence `s` has `query_lens[s]` rows of the packed query from `query_starts[s]` on.
 
     `shared` is ordered root first. `own[s]` belongs to sequence `s`. `state` is whatever the backend
-    that made the plan keeps beside it (index tensors); nobody else looks into it.
+    that made the plan keeps beside it (index tensors); nobody else looks into it. `padding` rows follow the
+    batch's own in the packed query where a captured graph has a fixed number of rows: they read nothing and
+    their output means nothing.
     """
 
     block_size: int
@@ -138,11 +150,17 @@ class AttentionPlan:
     counters: PlanCounters
     tally: Tally = field(default_factory=Tally)
     state: Any = None
+    padding: int = 0
 
     @property
     def rows(self) -> int:
-        """T: number of rows of the packed query."""
+        """T: number of rows of the packed query that belong to a sequence."""
         return sum(self.query_lens)
+
+    @property
+    def padded_rows(self) -> int:
+        """All rows of the packed query."""
+        return self.rows + self.padding
 
     def first_query(self, sequence: int) -> int:
         """Logical position of the sequence's first query."""

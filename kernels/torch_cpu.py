@@ -19,14 +19,14 @@ the gathered batches.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kernels.api import BlockCopy, KernelError, check_attend, check_copies
-from kernels.plan import CPU, AttentionPlan, CostModel, build_plan
+from kernels.api import AttentionBackend, KernelError, Options, Reads
+from kernels.fp8 import Scales, store
+from kernels.plan import CPU, AttentionPlan, CostModel
 from kernels.torch_merge import NOTHING, Merge
 from kernels.torch_plan import DecodeBatch, DensePass, Work, build_work
 
@@ -99,8 +99,8 @@ def fused_attention(
     return lse, out
 
 
-class TorchBackend:
-    """See `kernels.api.AttentionBackend`. Plans keep their index tensors on `device`.
+class TorchBackend(AttentionBackend):
+    """Plans keep their index tensors on `device`.
 
     `compiled`: use the compiled kernel where it serves. None: yes for `torch_cpu`, where numba is installed.
     """
@@ -118,54 +118,30 @@ class TorchBackend:
         self.cost = cost
         self.compiled = name == "torch_cpu" and _has_compiler() if compiled is None else compiled
 
-    def plan(
-        self,
-        *,
-        page_tables: Sequence[Sequence[int]],
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        block_size: int,
-        shared_pass: bool = True,
-    ) -> AttentionPlan:
-        """See `AttentionBackend.plan`."""
-        plan = build_plan(
-            page_tables=page_tables,
-            query_lens=query_lens,
-            context_lens=context_lens,
-            block_size=block_size,
-            cost=self.cost,
-            shared_pass=shared_pass,
-        )
-        plan.state = _State()
-        return plan
+    def _new_state(self) -> _State:
+        return _State()
 
-    def attend(
-        self,
-        query: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        plan: AttentionPlan,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `AttentionBackend.attend`."""
-        group = check_attend(query, key_pool, value_pool, plan, sinks)
-        if not isinstance(plan.state, _State):
-            raise KernelError(f"the plan was not made by the backend {self.name}")
+    def _attend(
+        self, query: Tensor, key_pool: Tensor, value_pool: Tensor, plan: AttentionPlan, options: Options
+    ) -> tuple[Tensor, Reads]:
+        if not isinstance(plan.state, _State) or plan.padding:
+            raise KernelError(f"the plan was not made by the backend {self.name}, or has padded rows")
         compiled = self.compiled and _kernel_serves(query, key_pool, value_pool)
-        work = plan.state.work.get((sliding_window, compiled))
+        window = options.sliding_window
+        work = plan.state.work.get((window, compiled))
         if work is None:
-            work = build_work(plan, sliding_window, self.device, compiled=compiled)
-            plan.state.work[sliding_window, compiled] = work
+            work = build_work(plan, window, self.device, compiled=compiled)
+            plan.state.work[window, compiled] = work
         kv_heads, _, head_dim = key_pool.shape
+        group = query.shape[1] // kv_heads
         stacked = query.view(plan.rows, kv_heads, group, head_dim).permute(1, 0, 2, 3)
+        scales = options.scales
+        if scales is not None:  # powers of two: the product is exact
+            stacked = stacked * scales.key[:, None, None, None].to(query.dtype)
         if work.passes:
             stacked = stacked.contiguous()
-        merge = Merge((kv_heads, plan.rows, group, head_dim), query.device, sinks, work.mixed)
-        how = _Scores(scale, soft_cap, fused=can_fuse(query.device, soft_cap))
+        merge = Merge((kv_heads, plan.rows, group, head_dim), query.device, options.sinks, work.mixed)
+        how = _Scores(options.scale, options.soft_cap, fused=can_fuse(query.device, options.soft_cap))
         for item in work.passes:
             rows = item.rows
             chosen = stacked[:, rows] if isinstance(rows, slice) else stacked.index_select(1, rows)
@@ -174,57 +150,49 @@ class TorchBackend:
                 continue
             first = item.first
             for key, value in _parts(item, key_pool, value_pool):
-                lse, out = _dense(item, chosen, key, value, how)
+                lse, out = _dense(item, chosen, key.to(query.dtype), value.to(query.dtype), how)
                 merge.add(rows, first, lse, out)
                 first = False
-        token_bytes = 2 * kv_heads * head_dim * key_pool.element_size()
-        tally = plan.tally
-        tally.layers += 1
-        tally.kv_bytes_logical += work.tokens_logical * token_bytes
-        tally.kv_bytes_read += work.tokens_read * token_bytes
-        tally.shared_passes += work.shared_passes
+        reads = Reads(work.tokens_logical, work.tokens_read, work.shared_passes)
         if work.tails is None:
-            return merge.result(query.dtype)
+            if scales is not None:  # a sink has no value: all of the output is a sum of values
+                merge.out.mul_(scales.value[:, None, None, None])
+            return merge.result(query.dtype), reads
         from kernels.compiled_tails import finish
 
-        return finish(
+        output = finish(
             work.tails,
             query,
             key_pool,
             value_pool,
-            scale=scale,
-            soft_cap=soft_cap,
+            scale=options.scale,
+            soft_cap=options.soft_cap,
             lse=merge.lse,
             out=merge.out,
             all_started=not merge.empty,
         )
+        return output, reads
 
-    def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
-        """See `AttentionBackend.write`."""
-        if key.shape != value.shape or key.shape[0] != slots.shape[0]:
-            raise KernelError(
-                f"K {tuple(key.shape)}, V {tuple(value.shape)} and {slots.shape[0]} slots are not one batch"
-            )
+    def _write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        slots: Tensor,
+        scales: Scales | None,
+    ) -> None:
         kept = slots >= 0
         if not bool(kept.all()):
             rows = kept.nonzero().view(-1)
             key, value, slots = key[rows], value[rows], slots[rows]
+        if scales is not None:  # as bytes: torch moves no 8-bit floats by index
+            key, value = (
+                store(new, scale).view(torch.uint8) for new, scale in zip((key, value), scales, strict=True)
+            )
+            key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
         key_pool.index_copy_(1, slots, key.transpose(0, 1))
         value_pool.index_copy_(1, slots, value.transpose(0, 1))
-
-    def copy_blocks(
-        self,
-        key_pools: list[Tensor],
-        value_pools: list[Tensor],
-        copies: Sequence[BlockCopy],
-        block_size: int,
-    ) -> None:
-        """See `AttentionBackend.copy_blocks`."""
-        check_copies(copies, block_size)
-        for pool in (*key_pools, *value_pools):
-            for source, target, slots in copies:
-                a, b = source * block_size, target * block_size
-                pool[:, b : b + slots] = pool[:, a : a + slots]
 
 
 def _has_compiler() -> bool:
@@ -282,8 +250,8 @@ def _batch(
 ) -> tuple[Tensor, Tensor]:
     """One query `[group, head_dim]` a sequence and KV head against its own gathered tail."""
     shape = (keys.shape[0], work.count, work.longest, keys.shape[2])
-    key = keys.index_select(1, work.slots).view(shape)
-    value = values.index_select(1, work.slots).view(shape)
+    key = keys.index_select(1, work.slots).view(shape).to(chosen.dtype)
+    value = values.index_select(1, work.slots).view(shape).to(chosen.dtype)
     if work.padding is not None and work.additive is None:
         work.additive = _additive(work.padding)[None, :, None, :]
     return how.attend(chosen, key, value, work.additive)

@@ -7,6 +7,9 @@ KV head's keys meet all query heads that share it, and tensor cores are busy eve
 Scores are kept in base 2 (`exp2` is one instruction). Keys outside a tile's stretch are never loaded:
 neither K nor V of an unwritten slot reaches a product.
 
+A pool of 8-bit floats is widened to the query's type as it is loaded; a head's scales meet the score's factor
+and the finished output, never a key or a value (see `kernels.fp8`).
+
 Integer arguments are `do_not_specialize`d: no batch can make Triton compile again.
 """
 
@@ -63,6 +66,7 @@ def _visit(
             key_a = tl.load(key_head + slot[None, :] + lane_a[:, None], mask=inside[None, :], other=0.0)
         else:
             key_a = tl.load(key_head + slot[None, :] + lane_a[:, None])
+        key_a = key_a.to(query_a.dtype)  # of 8-bit floats; nothing where the types are the same
         scores = tl.dot(query_a, key_a, input_precision=PRECISION)
         if HEAD_B > 0:
             lane_b = HEAD_A + tl.arange(0, HEAD_B)
@@ -70,6 +74,7 @@ def _visit(
                 key_b = tl.load(key_head + slot[None, :] + lane_b[:, None], mask=inside[None, :], other=0.0)
             else:
                 key_b = tl.load(key_head + slot[None, :] + lane_b[:, None])
+            key_b = key_b.to(query_a.dtype)
             scores = tl.dot(query_b, key_b, scores, input_precision=PRECISION)
         scores = scores * scale
         if HAS_CAP:
@@ -91,7 +96,8 @@ def _visit(
             value_a = tl.load(value_head + slot[:, None] + lane_a[None, :], mask=inside[:, None], other=0.0)
         else:
             value_a = tl.load(value_head + slot[:, None] + lane_a[None, :])
-        weights = weights.to(value_a.dtype)
+        value_a = value_a.to(query_a.dtype)
+        weights = weights.to(query_a.dtype)
         acc_a = tl.dot(weights, value_a, acc_a, input_precision=PRECISION)
         if HEAD_B > 0:
             acc_b = acc_b * rescale[:, None]
@@ -102,6 +108,7 @@ def _visit(
                 )
             else:
                 value_b = tl.load(value_head + slot[:, None] + lane_b[None, :])
+            value_b = value_b.to(query_a.dtype)
             acc_b = tl.dot(weights, value_b, acc_b, input_precision=PRECISION)
     return acc_a, acc_b, row_max, row_sum
 
@@ -117,6 +124,8 @@ def attention_kernel(
     partial_out,
     partial_lse,
     sinks,
+    key_scale,
+    value_scale,
     arrays,
     tiles_at,
     rows_at,
@@ -135,6 +144,7 @@ def attention_kernel(
     WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -145,7 +155,7 @@ def attention_kernel(
     output [T, q_heads, head_dim]; partial_out [partials, q_heads, head_dim] and partial_lse [partials,
     q_heads], float32; arrays: the step's int32 vector, `*_at` are starts in it. `scale` and `soft_cap` as
     the host prepares them: without a cap scale carries LOG2E; with one it is scale / cap, and the cap
-    carries LOG2E.
+    carries LOG2E. key_scale, value_scale [KV_HEADS], float32, of a pool of 8-bit floats.
     """
     HEAD_DIM: tl.constexpr = HEAD_A + HEAD_B
     tile = arrays + tiles_at + tl.program_id(0) * 8
@@ -185,6 +195,8 @@ def attention_kernel(
     key_head = key_pool + pool_offset
     value_head = value_pool + pool_offset
     blocks = arrays + blocks_at + block_base
+    if HAS_SCALES:
+        scale = scale * tl.load(key_scale + head)
     if WINDOW == 0:
         acc_a, acc_b, row_max, row_sum = _visit(
             acc_a, acc_b, row_max, row_sum, query_a, query_b, key_head, value_head, blocks,
@@ -200,6 +212,11 @@ def attention_kernel(
         WINDOW, HAS_CAP, True, HEAD_A, HEAD_B, BLOCK_SIZE, BLOCK_N, PRECISION,
     )  # fmt: skip
 
+    if HAS_SCALES:
+        factor = tl.load(value_scale + head)
+        acc_a = acc_a * factor
+        if HEAD_B > 0:
+            acc_b = acc_b * factor
     if target < 0:
         # The only tile of its tokens: finish here.
         if HAS_SINKS:

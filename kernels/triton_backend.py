@@ -16,15 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.api import BackendUnavailable, BlockCopy, KernelError, check_attend, check_copies
-from kernels.plan import GPU, AttentionPlan, CostModel, build_plan
+from kernels.api import (
+    AttentionBackend,
+    BackendUnavailable,
+    BlockCopy,
+    Heads,
+    KernelError,
+    Options,
+    Reads,
+    StaticPlans,
+)
+from kernels.fp8 import KV_FP8, Scales
+from kernels.plan import GPU, AttentionPlan, CostModel
 from kernels.triton_attention import attention_kernel, merge_kernel
 from kernels.triton_config import Launch, TileConfig, choose, head_parts
-from kernels.triton_plan import Capacity, Packed, TilePlan, layout, pack, tile_plan
+from kernels.triton_plan import Packed, TilePlan, layout, pack, tile_plan
 from kernels.triton_pool import copy_kernel, write_kernel
 
 LOG2E = 1.4426950408889634
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, KV_FP8)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **meta: Any) -> None:
@@ -58,14 +68,18 @@ def make_triton_backend(device: torch.device) -> TritonBackend:
 class Step:
     """A step's arrays on the device, for one sliding window and one shape of heads."""
 
-    tiles: TilePlan
+    narrow: TileConfig
+    wide: TileConfig
     where: Packed
     arrays: Tensor
+    reads: Reads
 
 
 @dataclass(slots=True)
-class _State:
-    steps: dict[tuple[int, ...], Step] = field(default_factory=dict)
+class State:
+    """Kept in `plan.state`: the arrays for each sliding window and shape of heads met so far."""
+
+    steps: dict[tuple[int | None, Heads], Step] = field(default_factory=dict)
 
 
 class _Upload:
@@ -93,20 +107,20 @@ class _Upload:
             self.vectors[self.turn] = torch.empty(capacity, dtype=torch.int32, pin_memory=self.pinned)
         return self.vectors[self.turn][:size]
 
-    def send(self, host: Tensor, target: Tensor | None = None) -> Tensor:
-        """Copy to a new device vector, or into the static one of a captured graph."""
-        if target is None:
-            target = torch.empty(host.numel(), dtype=torch.int32, device=self.device)
-        target[: host.numel()].copy_(host, non_blocking=True)
+    def send(self, host: Tensor) -> Tensor:
+        """Copy to a new device vector."""
+        target = torch.empty(host.numel(), dtype=torch.int32, device=self.device)
+        target.copy_(host, non_blocking=True)
         if self.pinned:
             self.copied[self.turn] = torch.cuda.current_stream(self.device).record_event()
         return target
 
 
-class TritonBackend:
-    """See `kernels.api.AttentionBackend`."""
+class TritonBackend(AttentionBackend):
+    """Everything is enqueued; the host never looks at the device's data."""
 
     name = "triton"
+    captures = True
 
     def __init__(
         self,
@@ -118,119 +132,66 @@ class TritonBackend:
     ) -> None:
         self.device, self.capability, self.processors, self.cost = device, capability, processors, cost
         self.upload = _Upload(device)
-        self._launches: dict[tuple[int, ...], Launch] = {}
+        self._launches: dict[tuple[Heads, int], Launch] = {}
         self._pools: dict[tuple[int, ...], Tensor] = {}
 
-    def plan(
-        self,
-        *,
-        page_tables: Sequence[Sequence[int]],
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        block_size: int,
-        shared_pass: bool = True,
-    ) -> AttentionPlan:
-        """See `AttentionBackend.plan`. The device arrays follow at the first `attend`, or by `prepare`."""
-        plan = build_plan(
-            page_tables=page_tables,
-            query_lens=query_lens,
-            context_lens=context_lens,
-            block_size=block_size,
-            cost=self.cost,
-            shared_pass=shared_pass,
-        )
-        plan.state = _State()
-        return plan
+    def _new_state(self) -> State:
+        return State()
 
-    def launch_config(self, *, head_dim: int, group: int, block_size: int, itemsize: int) -> Launch:
+    def launch_config(self, heads: Heads, block_size: int) -> Launch:
         """The tile sizes this backend uses for a model, see `kernels.triton_config.choose`."""
-        key = (head_dim, group, block_size, itemsize)
+        key = (heads, block_size)
         if key not in self._launches:
             self._launches[key] = choose(
-                head_dim=head_dim,
-                group=group,
+                head_dim=heads.head_dim,
+                group=heads.group,
                 block_size=block_size,
-                itemsize=itemsize,
+                itemsize=heads.itemsize,
+                kv_itemsize=heads.kv_itemsize,
                 capability=self.capability,
             )
         return self._launches[key]
 
-    def prepare(
-        self,
-        plan: AttentionPlan,
-        *,
-        q_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        itemsize: int,
-        window: int | None = None,
-        capacity: Capacity | None = None,
-        into: Tensor | None = None,
-    ) -> Step:
-        """Lay out the step's tiles and send them to the device, once for all layers with this window.
-
-        For a captured graph: give the bucket's `capacity` and the static vector `into`, before each replay.
-        Raises `kernels.plan.PlanError` where the step does not fit the capacity.
-        """
-        if not isinstance(plan.state, _State):
-            raise KernelError(f"the plan was not made by the backend {self.name}")
-        group = q_heads // kv_heads
-        config = self.launch_config(
-            head_dim=head_dim, group=group, block_size=plan.block_size, itemsize=itemsize
-        )
-        tiles = tile_plan(
+    def tiles(
+        self, plan: AttentionPlan, heads: Heads, window: int | None, tall: bool | None = None
+    ) -> TilePlan:
+        """The step's tiles (see `kernels.triton_plan.tile_plan`)."""
+        return tile_plan(
             plan,
             window=window,
-            group=group,
-            kv_heads=kv_heads,
-            launch=config,
+            group=heads.group,
+            kv_heads=heads.kv_heads,
+            launch=self.launch_config(heads, plan.block_size),
             processors=self.processors,
+            tall=tall,
         )
-        where = layout(tiles, capacity)
+
+    def prepare(self, plan: AttentionPlan, heads: Heads, window: int | None) -> Step:
+        """Lay out the step's tiles and send them to the device, once for all layers with this window."""
+        tiles = self.tiles(plan, heads, window)
+        where = layout(tiles, None)
         host = self.upload.begin(where.size)
         pack(tiles, where, host.numpy())
-        step = Step(tiles, where, self.upload.send(host, into))
-        plan.state.steps[(window or 0, q_heads, kv_heads, head_dim, itemsize)] = step
-        return step
+        return Step(
+            tiles.narrow.config, tiles.wide.config, where, self.upload.send(host), Reads(*tiles.reads)
+        )
 
-    def attend(
-        self,
-        query: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        plan: AttentionPlan,
-        *,
-        scale: float,
-        sliding_window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """See `AttentionBackend.attend`."""
-        group = check_attend(query, key_pool, value_pool, plan, sinks)
-        if not isinstance(plan.state, _State):
+    def _attend(
+        self, query: Tensor, key_pool: Tensor, value_pool: Tensor, plan: AttentionPlan, options: Options
+    ) -> tuple[Tensor, Reads]:
+        if not isinstance(plan.state, State):
             raise KernelError(f"the plan was not made by the backend {self.name}")
         self._check_pools([key_pool, value_pool])
         kv_heads, _, head_dim = key_pool.shape
-        itemsize = key_pool.element_size()
-        key = (sliding_window or 0, kv_heads * group, kv_heads, head_dim, itemsize)
+        heads = Heads(query.shape[1], kv_heads, head_dim, query.element_size(), key_pool.element_size())
+        key = (options.sliding_window, heads)
         step = plan.state.steps.get(key)
         if step is None:
-            step = self.prepare(
-                plan,
-                q_heads=kv_heads * group,
-                kv_heads=kv_heads,
-                head_dim=head_dim,
-                itemsize=itemsize,
-                window=sliding_window,
-            )
-        output = self._run(query, key_pool, value_pool, plan, step, scale, sliding_window, soft_cap, sinks)
-        token_bytes = 2 * kv_heads * head_dim * itemsize
-        tally = plan.tally
-        tally.layers += 1
-        tally.kv_bytes_logical += step.tiles.tokens_logical * token_bytes
-        tally.kv_bytes_read += step.tiles.tokens_read * token_bytes
-        tally.shared_passes += step.tiles.shared_passes
-        return output
+            if plan.padding:
+                raise KernelError(f"the captured graph has no arrays for {key}")
+            step = self.prepare(plan, heads, options.sliding_window)
+            plan.state.steps[key] = step
+        return self._run(query, key_pool, value_pool, plan, step, options), step.reads
 
     def _run(
         self,
@@ -239,10 +200,7 @@ class TritonBackend:
         value_pool: Tensor,
         plan: AttentionPlan,
         step: Step,
-        scale: float,
-        window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
+        options: Options,
     ) -> Tensor:
         kv_heads, slots, head_dim = key_pool.shape
         q_heads = query.shape[1]
@@ -256,7 +214,9 @@ class TritonBackend:
         partial_lse = torch.empty((max(1, where.partials), q_heads), dtype=torch.float32, device=device)
         first, second = head_parts(head_dim)
         # See attention_kernel: which of the two carries log2(e).
+        scale, soft_cap, sinks = options.scale, options.soft_cap, options.sinks
         multiplier, cap = (scale * LOG2E, 0.0) if soft_cap is None else (scale / soft_cap, soft_cap * LOG2E)
+        key_scale, value_scale = options.scales or (None, None)
 
         def attention(config: TileConfig, tiles_at: int, tiles: int) -> None:
             launch(
@@ -269,6 +229,8 @@ class TritonBackend:
                 partial_out,
                 partial_lse,
                 sinks,
+                key_scale,
+                value_scale,
                 step.arrays,
                 tiles_at,
                 where.rows,
@@ -284,9 +246,10 @@ class TritonBackend:
                 HEAD_A=first,
                 HEAD_B=second,
                 BLOCK_SIZE=plan.block_size,
-                WINDOW=window or 0,
+                WINDOW=options.sliding_window or 0,
                 HAS_CAP=soft_cap is not None,
                 HAS_SINKS=sinks is not None,
+                HAS_SCALES=key_scale is not None,
                 BLOCK_M=config.block_m,
                 BLOCK_N=config.block_n,
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
@@ -294,8 +257,8 @@ class TritonBackend:
                 num_stages=config.stages,
             )
 
-        attention(step.tiles.wide.config, where.wide, where.wide_tiles)
-        attention(step.tiles.narrow.config, where.narrow, where.narrow_tiles)
+        attention(step.wide, where.wide, where.wide_tiles)
+        attention(step.narrow, where.narrow, where.narrow_tiles)
         if where.partials:
             launch(
                 merge_kernel,
@@ -315,6 +278,24 @@ class TritonBackend:
             )
         return output
 
+    def warm_up_batches(self, group: int, block_size: int) -> list[tuple[list[int], list[int], list[int]]]:
+        """See `AttentionBackend.warm_up_batches`: two readers of a shared prefix (wide, narrow, merge) and a
+        long chunk (tall). Nothing else about a batch takes part in a kernel's specialisation."""
+        shared = -(-self.cost.overhead_tokens // block_size) + 1
+        chunk = 1 + 64 // group
+        table = list(range(max(shared + 1, -(-chunk // block_size))))
+        return [(table, [1, 1], [shared * block_size + 1] * 2), (table, [chunk], [chunk])]
+
+    def static_plans(
+        self, heads: Heads, *, rows: int, layers: tuple[int | None, ...], block_size: int, context_blocks: int
+    ) -> StaticPlans:
+        """See `AttentionBackend.static_plans`."""
+        from kernels.triton_static import TritonPlans
+
+        return TritonPlans(
+            self, heads, rows=rows, layers=layers, block_size=block_size, context_blocks=context_blocks
+        )
+
     def warm_up(
         self,
         *,
@@ -327,26 +308,18 @@ class TritonBackend:
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        """Compile (or load from Triton's cache) every kernel that serving this model can need.
-
-        Two tiny batches meet all tiles: two readers of a shared prefix (wide, narrow, merge) and a long
-        chunk (tall). Nothing about a later batch takes part in a kernel's specialisation.
-        """
-        shared = -(-self.cost.overhead_tokens // block_size) + 1
-        pool_blocks = shared + 8 + -(-128 // block_size)
-        shape = (kv_heads, pool_blocks * block_size, head_dim)
+        """Compile (or load from Triton's cache) every kernel for layers of this shape, without a model."""
+        batches = self.warm_up_batches(q_heads // kv_heads, block_size)
+        shape = (kv_heads, max(2, *(len(table) for table, _, _ in batches)) * block_size, head_dim)
         keys = torch.zeros(shape, dtype=dtype, device=self.device)
         values = torch.zeros(shape, dtype=dtype, device=self.device)
-        prefix = list(range(shared))
-        chunk = 1 + 64 // (q_heads // kv_heads)
-        batches = [
-            ([[*prefix, shared], [*prefix, shared + 1]], [1, 1], [shared * block_size + 1] * 2),
-            ([list(range(pool_blocks))], [chunk], [chunk]),
-        ]
-        for tables, queries, contexts in batches:
+        for table, queries, contexts in batches:
             query = torch.zeros((sum(queries), q_heads, head_dim), dtype=dtype, device=self.device)
             plan = self.plan(
-                page_tables=tables, query_lens=queries, context_lens=contexts, block_size=block_size
+                page_tables=[table] * len(queries),
+                query_lens=queries,
+                context_lens=contexts,
+                block_size=block_size,
             )
             for window in windows:
                 self.attend(
@@ -363,16 +336,21 @@ class TritonBackend:
         self.write(row, row, keys, values, torch.zeros(1, dtype=torch.int64, device=self.device))
         self.copy_blocks([keys], [values], [(0, 1, block_size)], block_size)
 
-    def write(self, key: Tensor, value: Tensor, key_pool: Tensor, value_pool: Tensor, slots: Tensor) -> None:
-        """See `AttentionBackend.write`. `slots` must be on the device: the host does not look at them."""
-        if key.shape != value.shape or key.shape[0] != slots.shape[0]:
-            raise KernelError(
-                f"K {tuple(key.shape)}, V {tuple(value.shape)} and {slots.shape[0]} slots are not one batch"
-            )
+    def _write(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_pool: Tensor,
+        value_pool: Tensor,
+        slots: Tensor,
+        scales: Scales | None,
+    ) -> None:
+        """`slots` must be on the device: the host does not look at them."""
         self._check_pools([key_pool, value_pool])
         key = key if key.stride(2) == 1 else key.contiguous()
         value = value if value.stride(2) == 1 else value.contiguous()
         kv_heads, pool_slots, head_dim = key_pool.shape
+        key_scale, value_scale = scales or (None, None)
         launch(
             write_kernel,
             (key.shape[0], kv_heads),
@@ -380,6 +358,8 @@ class TritonBackend:
             value,
             key_pool,
             value_pool,
+            key_scale,
+            value_scale,
             slots,
             key.stride(0),
             key.stride(1),
@@ -388,21 +368,12 @@ class TritonBackend:
             pool_slots,
             HEAD_DIM=head_dim,
             LANES=_power_of_two(head_dim),
+            HAS_SCALES=scales is not None,
             num_warps=1,
         )
 
-    def copy_blocks(
-        self,
-        key_pools: list[Tensor],
-        value_pools: list[Tensor],
-        copies: Sequence[BlockCopy],
-        block_size: int,
-    ) -> None:
-        """See `AttentionBackend.copy_blocks`: one launch for all layers."""
-        check_copies(copies, block_size)
-        if not copies:
-            return
-        pools = [*key_pools, *value_pools]
+    def _copy(self, pools: list[Tensor], copies: Sequence[BlockCopy], block_size: int) -> None:
+        """One launch for all layers."""
         self._check_pools(pools)
         addresses = tuple(pool.data_ptr() for pool in pools)
         table = self._pools.get(addresses)
@@ -413,11 +384,12 @@ class TritonBackend:
         host.numpy()[:] = np.asarray(copies, dtype=np.int32).reshape(-1)
         kv_heads, slots, head_dim = pools[0].shape
         lanes = _power_of_two(block_size * head_dim)
+        example = pools[0] if pools[0].dtype != KV_FP8 else pools[0].view(torch.uint8)
         launch(
             copy_kernel,
             (len(copies), len(pools), kv_heads),
             table,
-            pools[0],
+            example,
             self.upload.send(host),
             slots,
             HEAD_DIM=head_dim,

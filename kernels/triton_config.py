@@ -70,19 +70,28 @@ def head_parts(head_dim: int) -> tuple[int, int]:
     return first, head_dim - first
 
 
-def shared_bytes(config: TileConfig, head_dim: int, itemsize: int, capability: tuple[int, int]) -> int:
+def shared_bytes(
+    config: TileConfig,
+    head_dim: int,
+    itemsize: int,
+    capability: tuple[int, int],
+    kv_itemsize: int | None = None,
+) -> int:
     """Estimate of a program's shared memory, within a KiB of the truth or above it.
 
     It follows what `kernels.aot` reads from the compiled kernels: K and V tiles of the pipeline and the
     weights; the query tile, which Hopper and data-centre Blackwell keep while others only pass it through;
     or the float32 output on its way to memory.
     """
-    turn = 2 * config.block_n * head_dim * itemsize
+    stored = itemsize if kv_itemsize is None else kv_itemsize
+    turn = 2 * config.block_n * head_dim * stored
     keeps = multiplies_from_shared(capability)
     pipeline = turn * max(2 if keeps else 1, config.stages - 1)
     query = config.block_m * head_dim * itemsize
     weights = config.block_m * config.block_n * itemsize
     held = pipeline + query if keeps else max(pipeline, turn + query)
+    if stored < itemsize:  # K and V of one turn once more, widened on their way to the products
+        held += 2 * config.block_n * head_dim * itemsize
     return max(held + weights, 4 * config.block_m * head_dim)
 
 
@@ -102,7 +111,13 @@ def register_estimate(config: TileConfig, head_dim: int) -> float:
 
 
 def choose(
-    *, head_dim: int, group: int, block_size: int, itemsize: int, capability: tuple[int, int]
+    *,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    itemsize: int,
+    capability: tuple[int, int],
+    kv_itemsize: int | None = None,
 ) -> Launch:
     """The launcher's configuration.
 
@@ -111,6 +126,8 @@ def choose(
     every chip listed (balance 100 to 300 operations a byte; a key used by 64 rows gives 64), so a half-empty
     wide tile costs nothing. The pipeline is as deep as shared memory allows for two programs a
     multiprocessor, at most four stages.
+
+    `itemsize` is the query's; `kv_itemsize`, where it differs, the pool's.
 
     Raises `KernelError` for shapes that no kernel was written for.
     """
@@ -136,7 +153,8 @@ def choose(
                         config = TileConfig(block_m, block_n, count, stages)
                         if register_estimate(config, head_dim) > registers:
                             continue
-                        if shared_bytes(config, head_dim, itemsize, capability) * programs <= limit:
+                        held = shared_bytes(config, head_dim, itemsize, capability, kv_itemsize)
+                        if held * programs <= limit:
                             return config
         return None
 

@@ -8,7 +8,7 @@ writes the output itself, or writes a partial result that the merge kernel colle
 
 All arrays of a step lie in one int32 vector, so one copy brings them to the device. With a `Capacity`
 the vector has a fixed layout and size whatever the batch (unused tiles are empty and return at once),
-which is what a captured CUDA graph needs.
+which is what a captured CUDA graph needs. Block ids come last: of a fixed layout only what is used is sent.
 """
 
 from __future__ import annotations
@@ -77,6 +77,11 @@ class TilePlan:
     tokens_logical: int
     shared_passes: int
 
+    @property
+    def reads(self) -> tuple[int, int, int]:
+        """KV tokens logically and really read, and shared passes: what one layer counts."""
+        return self.tokens_logical, self.tokens_read, self.shared_passes
+
 
 class _Piece(NamedTuple):
     """Rows `[row_start, row_start + row_count)` of the row list against keys `[start, end)`; all rows see
@@ -104,10 +109,22 @@ def split_length(work: Sequence[tuple[int, int]], kv_heads: int, processors: int
 
 
 def tile_plan(
-    plan: AttentionPlan, *, window: int | None, group: int, kv_heads: int, launch: Launch, processors: int
+    plan: AttentionPlan,
+    *,
+    window: int | None,
+    group: int,
+    kv_heads: int,
+    launch: Launch,
+    processors: int,
+    tall: bool | None = None,
 ) -> TilePlan:
-    """Lay out the tiles of one step (see the module's drawing)."""
-    return _TileBuilder(plan, window, group, kv_heads, launch, processors).build()
+    """Lay out the tiles of one step (see the module's drawing). `tall`: which wide tile, None: as needed."""
+    builder = _TileBuilder(plan, window, group, kv_heads, launch, processors)
+    if tall is not None:
+        builder.wide_config = launch.tall if tall else launch.wide
+    elif builder.most_rows() > launch.wide.block_m:
+        builder.wide_config = launch.tall
+    return builder.build()
 
 
 class _TileBuilder:
@@ -130,12 +147,15 @@ class _TileBuilder:
         self.pieces: list[_Piece] = []
         self.read = self.logical = self.shared_passes = 0
 
-    def build(self) -> TilePlan:
+    def most_rows(self) -> int:
+        """Stacked rows of the largest shared segment or chunk."""
         plan = self.plan
         readers_rows = [sum(plan.query_lens[s] for s in g.readers) for g in plan.shared]
         chunks = [n for n in plan.query_lens if n > 1]
-        if max([*readers_rows, *chunks], default=0) * self.group > self.launch.wide.block_m:
-            self.wide_config = self.launch.tall
+        return max([*readers_rows, *chunks], default=0) * self.group
+
+    def build(self) -> TilePlan:
+        plan = self.plan
         for segment in plan.shared:
             self._segment(segment, wide=True)
         for segment in plan.own:
@@ -256,9 +276,9 @@ class Packed:
     wide_tiles: int
     rows: int
     positions: int
-    blocks: int
     merge_from: int
     merge_list: int
+    blocks: int
     size: int
     tokens: int
     partials: int
@@ -290,9 +310,9 @@ def layout(tiles: TilePlan, capacity: Capacity | None) -> Packed:
         have.wide_tiles * len(TILE_FIELDS),
         have.rows,
         have.tokens,
-        have.blocks,
         have.tokens + 1,
         have.merges,
+        have.blocks,
     ]
     starts = [0]
     for size in sizes:
@@ -304,18 +324,22 @@ def layout(tiles: TilePlan, capacity: Capacity | None) -> Packed:
         wide_tiles=have.wide_tiles,
         rows=starts[2],
         positions=starts[3],
-        blocks=starts[4],
-        merge_from=starts[5],
-        merge_list=starts[6],
+        merge_from=starts[4],
+        merge_list=starts[5],
+        blocks=starts[6],
         size=starts[7],
         tokens=have.tokens,
         partials=have.partials,
     )
 
 
-def pack(tiles: TilePlan, where: Packed, target: Int32) -> None:
-    """Write the arrays into the host vector: unused tiles have no rows, padded tokens nothing to merge."""
-    target[: where.size] = 0
+def pack(tiles: TilePlan, where: Packed, target: Int32) -> int:
+    """Write the arrays into the host vector: unused tiles have no rows, padded tokens nothing to merge.
+
+    Returns how many elements from the start on the kernels may look at.
+    """
+    used = where.blocks + len(tiles.blocks)
+    target[:used] = 0
     for start, array in (
         (where.narrow, tiles.narrow.table.reshape(-1)),
         (where.wide, tiles.wide.table.reshape(-1)),
@@ -328,3 +352,4 @@ def pack(tiles: TilePlan, where: Packed, target: Int32) -> None:
         target[start : start + len(array)] = array
     end = where.merge_from + len(tiles.merge_from)
     target[end : where.merge_from + where.tokens + 1] = tiles.merge_from[-1]
+    return used

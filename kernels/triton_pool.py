@@ -17,6 +17,8 @@ def write_kernel(
     value,
     key_pool,
     value_pool,
+    key_scale,
+    value_scale,
     targets,
     k_token,
     k_head,
@@ -25,10 +27,12 @@ def write_kernel(
     slots,
     HEAD_DIM: tl.constexpr,
     LANES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     """Grid (T, KV_HEADS): one head of one token; `targets` int64 [T], negative: nowhere.
 
     key and value are [T, KV_HEADS, HEAD_DIM] with the given strides and 1; LANES >= HEAD_DIM, a power of two.
+    With scales [KV_HEADS] the pools hold e4m3: what lies outside of its range is cut off (see `kernels.fp8`).
     """
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -39,9 +43,14 @@ def write_kernel(
     inside = lane < HEAD_DIM
     new_key = tl.load(key + token.to(tl.int64) * k_token + head * k_head + lane, mask=inside)
     new_value = tl.load(value + token.to(tl.int64) * v_token + head * v_head + lane, mask=inside)
+    if HAS_SCALES:
+        new_key = new_key.to(tl.float32) / tl.load(key_scale + head)
+        new_value = new_value.to(tl.float32) / tl.load(value_scale + head)
+        new_key = tl.clamp(new_key, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+        new_value = tl.clamp(new_value, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     row = (head.to(tl.int64) * slots + slot) * HEAD_DIM
-    tl.store(key_pool + row + lane, new_key, mask=inside)
-    tl.store(value_pool + row + lane, new_value, mask=inside)
+    tl.store(key_pool + row + lane, new_key.to(key_pool.dtype.element_ty), mask=inside)
+    tl.store(value_pool + row + lane, new_value.to(value_pool.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["slots"])
@@ -57,7 +66,7 @@ def copy_kernel(
     """Grid (copies, 2 * layers, KV_HEADS): the first slots of one block, in all layers with one launch.
 
     pools    int64 [2 * layers]: addresses of all K and V pools
-    example  any of them: only its element type is looked at
+    example  any of them: only its element type is looked at (8-bit floats are copied as bytes)
     copies   int32 [copies, 3]: source block, target block, slots to copy
     LANES    a power of two that holds one block of one head
     """

@@ -1,16 +1,22 @@
 """Settle on one NVIDIA GPU whether the Triton kernels are right, and how fast: `make gpu-check`.
 
-Needs torch, triton and this checkout only, and ends within `--minutes`. Prints its table last and
-writes the same as JSON. Exit status 1 where a result is wrong; speed never fails the check, it is reported.
+Needs torch, triton and this checkout (the engine's step also transformers), and ends within `--minutes`.
+Prints its table last and writes the same as JSON after every section, so that whatever goes wrong in one
+section costs no other its figures. Exit status 1 where a result is wrong or a section has failed; speed never
+fails the check, it is reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as Overdue
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,10 +27,21 @@ import torch  # noqa: E402
 import triton  # noqa: E402
 
 from kernels.api import BackendUnavailable  # noqa: E402
-from kernels.gpu_measure import Clock, Result, copy_bandwidth, correctness, decode, prefill, step  # noqa: E402
+from kernels.fp8 import CAPABILITY  # noqa: E402
+from kernels.gpu_measure import (  # noqa: E402
+    Clock,
+    Result,
+    copy_bandwidth,
+    correctness_case,
+    correctness_in_process,
+    decode,
+    pool_correctness,
+    prefill,
+)
 from kernels.roofline import LLAMA3_8B, QWEN3_8B, SMOLLM2, Decode, Heads  # noqa: E402
-from kernels.triton_backend import make_triton_backend  # noqa: E402
+from kernels.triton_backend import TritonBackend, make_triton_backend  # noqa: E402
 
+HEAD_DIMS = (64, 80, 96, 128, 256)
 #: The line that the project's claims are about: 64 readers, 8K context.
 CLAIMS = ((LLAMA3_8B, Decode(64, 0, 8192)), (LLAMA3_8B, Decode(64, 7376, 816)))
 
@@ -60,56 +77,130 @@ def fits(heads: Heads, work: Decode, device: torch.device, peers: bool) -> bool:
     return 2 * tokens * heads.token_bytes < free
 
 
-def measure(device: torch.device, minutes: float, *, small: bool) -> tuple[dict[str, object], list[Result]]:
-    """Everything, in order of importance, until the time is up; what was left out is said."""
-    deadline = time.monotonic() + 60 * minutes
-    backend = make_triton_backend(device)
-    clock = Clock(device, repeats=1 if small else 7)
-    bandwidth = copy_bandwidth(clock, 1 << 20 if small else 1 << 30)
-    about: dict[str, object] = {
-        "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "none (interpreter)",
-        "date": time.strftime("%Y-%m-%d"),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "copy_bandwidth_bytes_per_s": bandwidth,
-    }
-    if small:
-        results = correctness(backend, rounds=1, head_dims=(64,), longest=17)
-    else:
-        results = correctness(backend, rounds=40, head_dims=(64, 80, 96, 128, 256))
-    if not all(result.passed for result in results):
-        return about, results  # no speed of a wrong result
+class Check:
+    """One run: its sections in order of importance, each of which may fail alone."""
 
-    skipped = 0
-    tokens = (96,) if small else (512, 2048, 8192)
-    heads = SMOLLM2 if small else LLAMA3_8B
-    for chunk in tokens:
-        results.append(prefill(clock, backend, heads, chunk))
-    results += step(
-        clock,
-        backend,
-        heads,
-        layers=1 if small else 8,
-        hidden=128 if small else 4096,
-        readers=2 if small else 64,
-        shared=9 if small else 128,
-    )
-    for shape, work, peers in decode_cases(small):
-        if time.monotonic() > deadline or not fits(shape, work, device, peers):
-            skipped += 1
-            continue
-        results.append(decode(clock, backend, shape, work, bandwidth, peers=peers))
-    about["cases_left_out"] = skipped
-    return about, results
+    def __init__(self, device: torch.device, minutes: float, target: Path, *, small: bool) -> None:
+        self.device, self.target, self.small = device, target, small
+        self.deadline = time.monotonic() + 60 * minutes
+        self.results: list[Result] = []
+        self.about: dict[str, object] = {
+            "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "none (interpreter)",
+            "date": time.strftime("%Y-%m-%d"),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        }
+
+    @property
+    def time_left(self) -> float:
+        """Seconds."""
+        return self.deadline - time.monotonic()
+
+    def section(self, name: str, run: Callable[[], list[Result]]) -> list[Result]:
+        """Run one section, keep what it found or why it failed, and write the file."""
+        try:
+            found = run()
+        except Exception as error:  # the table must come, whatever a section does
+            found = [Result("failed", name, error=f"{type(error).__name__}: {error}"[:500])]
+        self.results += found
+        self.save()
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.empty_cache()
+            except RuntimeError as error:  # an illegal access of the section shows up here at the latest
+                self.results.append(
+                    Result("failed", f"{name}: the device afterwards", error=str(error)[:500])
+                )
+        return found
+
+    def save(self) -> None:
+        """Write all there is so far."""
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        content = {"about": self.about, "results": [asdict(r) for r in self.results]}
+        self.target.write_text(json.dumps(content, indent=1) + "\n")
+
+    def run(self) -> None:
+        """Everything until the time is up; what was left out is said. Raises `BackendUnavailable`."""
+        backend = make_triton_backend(self.device)
+        clock = Clock(self.device, repeats=1 if self.small else 7)
+        bandwidth = copy_bandwidth(clock, 1 << 20 if self.small else 1 << 30)
+        self.about["copy_bandwidth_bytes_per_s"] = bandwidth
+        self.section("writing and copying", lambda: [pool_correctness(backend)])
+        self.section("correctness", lambda: self._correctness(backend))
+        if not all(good(result) for result in self.results):
+            return  # no speed of a wrong result
+        self.section("engine", lambda: _engine(clock, backend, small=self.small))
+        heads = SMOLLM2 if self.small else LLAMA3_8B
+        for chunk in (96,) if self.small else (512, 2048, 8192):
+            self.section(f"prefill of {chunk}", lambda n=chunk: [prefill(clock, backend, heads, n)])  # type: ignore[misc]
+        skipped = 0
+        if not self.small and backend.capability >= CAPABILITY:
+            for shape, work in CLAIMS:
+                self.section(
+                    "decode, 8-bit KV",
+                    lambda h=shape, w=work: [  # type: ignore[misc]
+                        decode(clock, backend, h, w, bandwidth, peers=False, eight_bit=True)
+                    ],
+                )
+        for shape, work, peers in decode_cases(self.small):
+            if self.time_left < 0 or not fits(shape, work, self.device, peers):
+                skipped += 1
+                continue
+            self.section(
+                f"decode {shape.name}",
+                lambda h=shape, w=work, p=peers: [decode(clock, backend, h, w, bandwidth, peers=p)],  # type: ignore[misc]
+            )
+        self.about["cases_left_out"] = skipped
+        self.save()
+
+    def _correctness(self, backend: TritonBackend) -> list[Result]:
+        """Random trees, in several processes: each shape compiles kernels of its own, some seconds each.
+
+        At most a third of the time; what has not come by then is said.
+        """
+        if self.device.type != "cuda":
+            return [correctness_case(backend, seed, 64, longest=17) for seed in (0, 2)]
+        jobs = [(str(self.device), seed, HEAD_DIMS[seed % len(HEAD_DIMS)]) for seed in range(40)]
+        workers = max(1, min(8, (os.cpu_count() or 2) // 2))
+        until = time.monotonic() + self.time_left / 3
+        results: list[Result] = []
+        pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+        try:
+            for job in [pool.submit(correctness_in_process, job) for job in jobs]:
+                try:
+                    results.append(job.result(timeout=max(0.1, until - time.monotonic())))
+                except Overdue:
+                    break
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)  # those that run end within seconds
+        if not results:
+            raise RuntimeError(f"none of {len(jobs)} cases ended in time")
+        self.about["correctness_cases"] = f"{len(results)} of {len(jobs)} (as many as the time allowed)"
+        return results
+
+
+def good(result: Result) -> bool:
+    """Neither wrong nor failed."""
+    return result.passed is not False and result.error is None
+
+
+def _engine(clock: Clock, backend: TritonBackend, *, small: bool) -> list[Result]:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        return [Result("engine step", "left out: transformers is not installed")]
+    from scripts.gpu_engine import engine_steps
+
+    return engine_steps(clock, backend, small=small)
 
 
 def table(about: dict[str, object], results: list[Result]) -> str:
     """For people."""
     lines = [", ".join(f"{key} {value}" for key, value in about.items())]
     checks = [r for r in results if r.passed is not None]
-    for r in checks:
-        if not r.passed:
-            lines.append(f"WRONG  {r.case}  {r.extra}")
+    for r in results:
+        if not good(r):
+            lines.append(f"{'WRONG' if r.passed is False else 'FAILED'}  {r.case}  {r.error or r.extra}")
     lines.append(f"correctness: {sum(bool(r.passed) for r in checks)} of {len(checks)} right")
     lines += ["| what | case | microseconds | details |", "|---|---|---|---|"]
     for r in results:
@@ -134,17 +225,14 @@ def main(arguments: list[str] | None = None) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("No NVIDIA GPU is visible to torch: nothing was checked and no speed was measured.")
         return 2
+    check = Check(device, options.minutes, options.json, small=options.small)
     try:
-        about, results = measure(device, options.minutes, small=options.small)
+        check.run()
     except BackendUnavailable as error:
         print(f"{error}. Nothing was checked and no speed was measured.")
         return 2
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(
-        json.dumps({"about": about, "results": [asdict(r) for r in results]}, indent=1) + "\n"
-    )
-    print(table(about, results))
-    return 0 if all(r.passed is not False for r in results) else 1
+    print(table(check.about, check.results))
+    return 0 if all(good(result) for result in check.results) else 1
 
 
 if __name__ == "__main__":

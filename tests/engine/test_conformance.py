@@ -32,8 +32,11 @@ class _Altered:
     def plan(self, **kwargs: Any) -> Any:
         return self._backend.plan(**self._altered(kwargs))
 
-    def write(self, key: Any, value: Any, key_pool: Any, value_pool: Any, slots: Any) -> None:
-        self._backend.write(key, value, key_pool, value_pool, self._altered({"slots": slots})["slots"])
+    def write(
+        self, key: Any, value: Any, key_pool: Any, value_pool: Any, slots: Any, *, scales: Any = None
+    ) -> None:
+        slots = self._altered({"slots": slots})["slots"]
+        self._backend.write(key, value, key_pool, value_pool, slots, scales=scales)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch_cpu"])
@@ -86,7 +89,7 @@ def test_bfloat16_is_judged_on_logits() -> None:
     model = tiny_model()
     half = tiny_model()
     half.model.to(torch.bfloat16)
-    half.dtype = torch.bfloat16
+    half.dtype = half.kv_dtype = torch.bfloat16
     half.shape = type(model.shape)(*(model.shape.layers, model.shape.kv_heads, model.shape.head_dim, 2, 256))
     report = conformance.check(half, get_backend("torch_cpu", "cpu"))
     assert 0 < report.rms_error < conformance.TOLERANCES[torch.bfloat16].rms

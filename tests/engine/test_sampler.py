@@ -115,6 +115,17 @@ def test_top_p_over_a_flat_vocabulary_looks_beyond_the_first_candidates() -> Non
     logits = torch.zeros(1, 2000)
     drawn = _draw(logits, SamplingParams(temperature=1.0, top_p=0.9, seed=2), 3000)
     assert len(drawn) > 1200
+    # Beside rows that need no second look, with its log-probabilities.
+    flat = SamplingParams(temperature=1.0, top_p=0.9, seed=2, logprobs=1)
+    steep = SamplingParams(temperature=1e-3, top_p=0.5, seed=2, logprobs=3)
+    both = torch.cat([torch.linspace(0, 9, 2000)[None], logits])
+    result = SAMPLER.sample(both, [SamplerState(steep), SamplerState(flat)])
+    assert result.tokens[0] == 1999
+    entry = result.logprobs[1]
+    assert entry is not None
+    assert entry.token == result.tokens[1]
+    assert entry.logprob == pytest.approx(-math.log(2000), abs=1e-6)
+    assert len(entry.top) == 1
 
 
 def test_choices_of_one_seed_differ_and_are_reproducible() -> None:
@@ -203,6 +214,51 @@ def test_nothing_to_sample_and_a_wrong_number_of_rows() -> None:
     assert SAMPLER.sample(torch.zeros(0, 8), []).tokens == []
     with pytest.raises(ValueError, match="rows"):
         SAMPLER.sample(torch.zeros(2, 8), [SamplerState(SamplingParams())])
+
+
+def test_work_is_enqueued_and_comes_back_in_one_table() -> None:
+    """No value of a tensor is looked at before `result`: on a GPU each look would wait for the device."""
+    looks: list[str] = []
+
+    class Watched(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            name = getattr(func, "__name__", str(func))
+            if name in ("tolist", "item", "__bool__", "nonzero", "__int__", "__float__", "cpu", "numpy"):
+                looks.append(name)
+            # Indexing by a list or a mask copies from the host and waits, or counts and waits.
+            if name in ("__getitem__", "__setitem__") and isinstance(args[1], list | torch.Tensor):
+                looks.append(name)
+            return func(*args, **(kwargs or {}))
+
+    kinds = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, seed=1),
+        SamplingParams(temperature=0.8, top_k=3, seed=2, logprobs=2),
+        SamplingParams(temperature=1.2, top_p=0.7, seed=3),
+        SamplingParams(temperature=1.0, min_p=0.2, repetition_penalty=1.2, seed=4),
+    ]
+    logits = torch.randn(len(kinds), 600)
+    states = [SamplerState(p, i, (i,)) for i, p in enumerate(kinds)]
+    for state in states:
+        state.seen_mask(600, torch.device("cpu"))  # made once in a choice's life
+    with Watched():
+        draft = SAMPLER.launch(logits, states)
+    assert looks == []
+    result = draft.result(draft.packed.tolist())
+    again = [SamplerState(p, i, (i,)) for i, p in enumerate(kinds)]
+    assert result == SAMPLER.sample(logits, again)
+
+
+def test_a_draft_that_is_thrown_away_draws_the_same_again() -> None:
+    params = SamplingParams(temperature=1.0, seed=9)
+    state, other = SamplerState(params), SamplerState(params)
+    logits = torch.randn(1, 300)
+    SAMPLER.launch(logits, [state])  # the step failed after that: its result was never taken
+    for _ in range(3):
+        assert SAMPLER.sample(logits, [state]).tokens == SAMPLER.sample(logits, [other]).tokens
+    usable = SAMPLER.launch(logits, [state], usable=torch.tensor([False]))
+    assert usable.result(usable.packed.tolist()).tokens == [None]
+    assert state.uniform() == other.uniform()
 
 
 def test_half_precision_logits() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.api import AttentionBackend
+from kernels.fp8 import Scales, load, store
 from kernels.plan import AttentionPlan
 from kernels.reference import ReferenceBackend
 
@@ -59,10 +60,11 @@ class Case:
 
     def expected(self) -> Tensor:
         """The oracle's answer in float32 on the same (possibly rounded) inputs."""
-        exact = Case(
-            self.batch, self.query.float(), self.key_pool.float(), self.value_pool.float(), self.options
-        )
-        return exact.run(ReferenceBackend())[0]
+        keys, values, options = self.key_pool.float(), self.value_pool.float(), dict(self.options)
+        scales = options.pop("scales", None)
+        if scales is not None:
+            keys, values = load(self.key_pool, scales.key), load(self.value_pool, scales.value)
+        return Case(self.batch, self.query.float(), keys, values, options).run(ReferenceBackend())[0]
 
 
 def case_of(
@@ -93,6 +95,17 @@ def case_of(
         "sinks": torch.randn(kv_heads * group, generator=generator) if sinks else None,
     }
     return Case(batch, query.to(dtype), keys.to(dtype), values.to(dtype), options)
+
+
+def in_fp8(case: Case) -> Case:
+    """The case over a pool of 8-bit floats, whose heads have scales of their own."""
+    heads = case.key_pool.shape[0]
+    scales = Scales(2.0 ** -torch.arange(4.0, 4.0 + heads), 2.0 ** torch.arange(-3.0, heads - 3.0))
+    keys, values = (
+        store(pool.transpose(0, 1), scale).transpose(0, 1).contiguous()
+        for pool, scale in zip((case.key_pool, case.value_pool), scales, strict=True)
+    )
+    return Case(case.batch, case.query, keys, values, {**case.options, "scales": scales})
 
 
 @st.composite

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import kernels.triton_plan
-from kernels.api import BackendUnavailable, KernelError, get_backend
-from kernels.triton_backend import TritonBackend
-from kernels.triton_plan import Capacity
+from kernels.api import BackendUnavailable, Heads, KernelError, Reads, get_backend
+from kernels.triton_backend import Step, TritonBackend
+from kernels.triton_plan import Capacity, layout, pack
 from tests.kernels.cases import Batch, Case, batches, case_of
 from tests.kernels.interpreter import bfloat16_products, interpreted_backend, needs_interpreter
 
@@ -117,7 +117,14 @@ def test_a_captured_graphs_capacity_changes_nothing() -> None:
         tokens=plan.rows, narrow_tiles=16, wide_tiles=16, rows=64, blocks=64, merges=64, partials=64
     )
     static = torch.full((1024,), 123456, dtype=torch.int32)
-    backend.prepare(plan, q_heads=4, kv_heads=2, head_dim=64, itemsize=4, capacity=capacity, into=static)
+    heads = Heads(4, 2, 64, 4, 4)
+    tiles = backend.tiles(plan, heads, None)
+    where = layout(tiles, capacity)
+    assert where.partials > tiles.partials
+    pack(tiles, where, static.numpy())
+    plan.state.steps[None, heads] = Step(
+        tiles.narrow.config, tiles.wide.config, where, static, Reads(*tiles.reads)
+    )
     out = backend.attend(case.query, case.key_pool, case.value_pool, plan, **case.options)
     torch.testing.assert_close(out, case.expected(), atol=2e-5, rtol=2e-5)
 
