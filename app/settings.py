@@ -69,12 +69,16 @@ class Settings(BaseSettings):
     reranker: str = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: "fp8": the KV pool holds 8-bit floats: more text in the same memory, slightly different answers.
+    kv_dtype: Literal["auto", "fp8"] = "auto"
     backend: Literal["auto", "reference", "torch_cpu", "torch", "triton"] = "auto"
     kv_pool_bytes: Annotated[Size | None, Field(ge=1)] = None
     max_context: int | None = Field(None, ge=128)
     max_batch_tokens: int = Field(512, ge=16)
     max_running: int = Field(64, ge=1)
     max_queued: int = Field(256, ge=1)
+    #: Replay steps of decodes as CUDA graphs (on a GPU).
+    cuda_graphs: bool = True
     threads: int | None = Field(None, ge=1)
     sharing: bool = True
     #: Draft answers from the text at hand and verify several tokens a step; the answers stay the same.
@@ -136,6 +140,7 @@ class Settings(BaseSettings):
             dtype=self.dtype,
             backend=self.backend,
             kv_pool_bytes=self.kv_pool_bytes,
+            kv_dtype=self.kv_dtype,
             max_context=self.max_context,
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
@@ -145,6 +150,7 @@ class Settings(BaseSettings):
             pool_share_per_principal=self.pool_share_per_person,
             threads=self.threads,
             sharing=self.sharing,
+            cuda_graphs=self.cuda_graphs,
             speculation=self.speculation,
         )
 
