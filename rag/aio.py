@@ -42,9 +42,9 @@ class AsyncLibrary:
         return await asyncio.get_running_loop().run_in_executor(self._searches, work)
 
     async def answerability(
-        self, query: str, hits: Sequence[Hit], readable: Collection[str]
+        self, query: str, hits: Sequence[Hit], readable: Collection[str], history: Sequence[str] = ()
     ) -> Answerability:
-        work = partial(self.library.answerability, query, hits, readable)
+        work = partial(self.library.answerability, query, hits, readable, history)
         return await asyncio.get_running_loop().run_in_executor(self._searches, work)
 
     async def create_collection(self, name: str, owner: str, id: str | None = None) -> CollectionInfo:

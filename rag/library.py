@@ -306,9 +306,11 @@ class Library:
         """The `k` best passages of the readable collections; see `Searcher.search`."""
         return self.searcher.search(query, readable, k, history=history)
 
-    def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
+    def answerability(
+        self, query: str, hits: Sequence[Hit], readable: Collection[str], history: Sequence[str] = ()
+    ) -> Answerability:
         """Whether the hits of a search for `query` look as if they held an answer; see `rag.gate`."""
-        return self.searcher.answerability(query, hits, readable)
+        return self.searcher.answerability(query, hits, readable, history)
 
     def check(self) -> CheckReport:
         """Compare SQLite, vector index, lexical index and files. Changes nothing."""

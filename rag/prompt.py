@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rag.errors import PromptTooLong
-from rag.order import canonical, reuse_aware
+from rag.order import canonical, reuse_aware, staying
 from rag.template import ChatTemplate, LiteralEncoder, Tokenizer
 
 DEFAULT_INSTRUCTIONS = (
@@ -123,6 +123,8 @@ class PromptLayout:
         account: str,
         budget_tokens: int,
         settled: Sequence[PromptDocument] = (),
+        spare: Sequence[PromptDocument] = (),
+        places: int = 0,
         residency: Residency | None = None,
     ) -> Prompt:
         """Lay out one turn in at most `budget_tokens` (what the model reads less what it may write).
@@ -130,6 +132,8 @@ class PromptLayout:
         `documents` are all that this turn wants, earlier ones included; `settled` are those that stood in
         front in the turn before, in their order. New ones join them, and the history behind is computed
         again, unless that costs more than twice what it costs to put them before this question, privately.
+        `spare`, best first, are interchangeable: where there are fewer than `places` documents those of them
+        join that cost least to compute (`rag.order.reuse_aware`). For them nothing else leaves the prompt.
 
         Raises `PromptTooLong` where instructions and question alone don't fit. Otherwise the oldest turns
         leave first, then the lightest documents; both are named in the result.
@@ -153,7 +157,11 @@ class PromptLayout:
         while wanted and sum(sizes[d.key] for d in wanted) + sum(lengths) > room:
             lightest = min(range(len(wanted)), key=lambda i: (wanted[i].weight, -i))
             dropped.append(wanted.pop(lightest))
-        front, appended = self._place(instructions, wanted, sum(lengths), settled, residency)
+        taken = {d.key for d in [*wanted, *dropped]}
+        others = list({d.key: d for d in spare if d.key not in taken}.values())
+        room -= sum(sizes[d.key] for d in wanted) + sum(lengths)
+        others = self._fitting(others, places - len(wanted), room) if not dropped else []
+        front, appended = self._place(instructions, wanted, others, places, sum(lengths), settled, residency)
         segments = self._lead(instructions)
         segments += [self._document_segment(d) for d in front]
         segments.append(PromptSegment(self.template.preamble_end, "public", "", "template"))
@@ -186,16 +194,25 @@ class PromptLayout:
                 self._cached -= len(self._cache.popitem(last=False)[1])
         return tokens
 
+    def _fitting(self, spare: list[PromptDocument], count: int, room: int) -> list[PromptDocument]:
+        """`spare` without the longest ones, so that any `count` of them have room together."""
+        by_size = sorted(spare, key=lambda d: -len(self.document_tokens(d)))
+        while by_size and sum(len(self.document_tokens(d)) for d in by_size[: max(count, 0)]) > room:
+            del by_size[0]
+        kept = {d.key for d in by_size}
+        return [d for d in spare if d.key in kept]
+
     def _place(
         self,
         instructions: str,
         wanted: Sequence[PromptDocument],
+        spare: Sequence[PromptDocument],
+        places: int,
         history_tokens: int,
         settled: Sequence[PromptDocument],
         residency: Residency | None,
     ) -> tuple[list[PromptDocument], list[PromptDocument]]:
-        by_key = {d.key: d for d in wanted}
-        front = [by_key[d.key] for d in settled if d.key in by_key]
+        front = staying(settled, wanted, spare, places)
         kept = {d.key for d in front}
         new = [d for d in wanted if d.key not in kept]
         if not new:
@@ -206,11 +223,18 @@ class PromptLayout:
             segments = before + [self._document_segment(d) for d in chain]
             return residency.resident_tokens(segments) if residency else 0
 
-        ordered = reuse_aware(new, resident) if residency else canonical(new)
-        cost = sum(len(self.document_tokens(d)) for d in ordered)
-        already = max(0, resident(ordered) - self._length(before))
-        if history_tokens and cost - already + history_tokens > 2 * cost:
-            return front, ordered
+        ordered = reuse_aware(
+            new,
+            resident,
+            lambda d: len(self.document_tokens(d)),
+            spare=[d for d in spare if d.key not in kept],
+            places=places - len(front),
+        )
+        joining = sum(len(self.document_tokens(d)) for d in ordered)
+        joining -= max(0, resident(ordered) - self._length(before))
+        appending = sum(len(self.document_tokens(d)) for d in new)
+        if history_tokens and joining + history_tokens > 2 * appending:
+            return front, canonical(new)
         return front + ordered, []
 
     def _lead(self, instructions: str) -> list[PromptSegment]:

@@ -108,11 +108,19 @@ class Searcher:
             hits = rerank(reranker, variants[0].text, hits)[:k]
         return hits
 
-    def answerability(self, query: str, hits: Sequence[Hit], readable: Collection[str]) -> Answerability:
-        """Whether these hits look as if they held an answer; see `rag.gate`."""
+    def answerability(
+        self, query: str, hits: Sequence[Hit], readable: Collection[str], history: Sequence[str] = ()
+    ) -> Answerability:
+        """Whether these hits of `search` look as if they held an answer; see `rag.gate`. May embed a few
+        dozen sentences."""
         wanted = query_terms(_shorten(query))
         words = [self._indexes.words(key) for key in self._keys(readable)]
-        return judge(hits, lexical.idf(words, wanted))
+
+        def nearest(texts: Sequence[str]) -> float:
+            asked = [variant.text for variant in resolve(_shorten(query), history)]
+            return float((self._embedder.embed(texts) @ self._embedder.embed(asked, query=True).T).max())
+
+        return judge(hits, lexical.idf(words, wanted), nearest if self.dense else None)
 
     def _dense(self, keys: Sequence[int], vector: Vectors, depth: int) -> list[tuple[int, float]]:
         found = [item for key in keys for item in self._indexes.vectors(key).search(vector, depth)]

@@ -27,11 +27,10 @@ _VOWEL = re.compile(r"[aeiouy]")
 #: Function words that say nothing about what a text is about. Only left out of questions.
 _STOP_WORDS = """
     a about an and any are as at be been but by can could did do does for from had has have how i if in
-    into is it its me my of on or our please she so such tell than that the their them then there these
-    they this those to was we were what when where which who whom whose why will with would you your he
+    into is it its many me much my of on or our please she so such tell than that the their them then there
+    these they this those to was we were what when where which who whom whose why will with would you your he
     her his him
 """
-STOP_WORDS = frozenset(_STOP_WORDS.split())
 _MAX_TERM = 64
 
 
@@ -106,3 +105,7 @@ def stem(word: str) -> str:
     if word.endswith("e") and len(word) > 4:
         word = word[:-1]
     return word[:-1] + "i" if word.endswith("y") and len(word) > 3 and word[-2] not in "aeiou" else word
+
+
+#: As they are written and as `terms` gives them: "does" becomes "doe".
+STOP_WORDS = frozenset(_STOP_WORDS.split()) | frozenset(map(stem, _STOP_WORDS.split()))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rag.gate import judge
 from rag.library import Library
@@ -22,7 +22,7 @@ def test_what_stands_in_a_passage_is_answerable_and_what_does_not_is_not(
     assert good.answerable
     assert not bad.answerable
     assert {"salari", "mayor", "ardmoor"} <= set(bad.missing)
-    assert good.score == good.cosine + good.coverage > bad.score
+    assert good.score == good.coverage + 2 * good.nearness > bad.score
 
 
 def test_nothing_found_is_not_answerable() -> None:
@@ -58,3 +58,24 @@ def test_where_only_words_were_searched_words_decide() -> None:
     hits = [hit("The Kittiwake carries 32 cars.", None)]
     assert judge(hits, {"kittiwak": 3.0, "car": 2.0}).answerable
     assert not judge(hits, {"mayor": 5.0, "pellan": 3.0}).answerable
+
+
+def test_sentences_are_compared_only_where_the_passages_do_not_decide() -> None:
+    compared: list[list[str]] = []
+
+    def nearest(texts: Sequence[str]) -> float:
+        compared.append(list(texts))
+        return 0.7
+
+    sure = judge([hit("The Kittiwake carries 32 cars.", 0.6)], {"kittiwak": 3.0, "car": 2.0}, nearest)
+    assert (sure.answerable, sure.nearness, compared) == (True, 0.6, [])
+    two = hit("The school has 84 pupils. It opened in 1921.", 0.3)
+    close = judge([two], {"school": 3.0, "children": 1.0}, nearest)
+    assert compared == [["The school has 84 pupils.", "It opened in 1921."]]
+    assert (close.nearness, close.answerable) == (0.7, True)
+    assert not judge([two], {"school": 3.0, "children": 1.0}).answerable
+    assert not judge([two], {"mayor": 3.0, "salary": 1.0}, nearest).answerable
+
+
+def test_a_passage_that_is_nearer_than_its_sentences_counts_as_near() -> None:
+    assert judge([hit("One. Two.", 0.5)], {"mayor": 1.0}, lambda texts: 0.1).nearness == 0.5

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rag.errors import PromptTooLong, UnstableTemplate
-from rag.order import canonical, reuse_aware
+from rag.order import canonical
 from rag.prompt import Prompt, PromptDocument, PromptLayout, PromptSegment, Turn
 from rag.template import ChatTemplate, LiteralEncoder
 from tests.rag.tokenizers_for_tests import CHATML, NO_SYSTEM, THINKING, WITH_CLOCK, byte_tokenizer
@@ -217,7 +217,41 @@ def test_reuse_aware_order_keeps_all_and_finds_a_resident_chain(chain: list[str]
     assert sorted(names) == list("abcd")
     assert names == [d.document_id for d in held.documents]
     assert [d.document_id for d in canonical([docs[n] for n in given])] == list("abcd")
-    assert reuse_aware([], lambda chain: 0) == []
+
+
+def test_spare_documents_fill_the_places_with_what_is_in_memory() -> None:
+    wanted, other, held = DOCS[0], DOCS[1], PromptDocument("c", "c1", "Crane", "The crane text.")
+    before = build(documents=[held])
+    given: dict[str, Any] = {"documents": [wanted], "spare": [other, held]}
+    prompt = build(**given, places=2, residency=Memory(before))
+    assert [d.document_id for d in prompt.documents] == ["c", "b"]
+    assert [d.document_id for d in build(**given, places=2).documents] == ["a", "b"]
+    assert [d.document_id for d in build(**given, places=1, residency=Memory(before)).documents] == ["b"]
+    assert [d.document_id for d in build(**given, residency=Memory(before)).documents] == ["b"]
+
+
+def test_spare_documents_push_nothing_out() -> None:
+    history = [Turn("user", "old " * 30), Turn("assistant", "x " * 30)]
+    bare = build(documents=[DOCS[0]], history=history)
+    tight = build(
+        documents=[DOCS[0]], spare=[DOCS[1]], places=2, history=history, budget_tokens=bare.token_count + 5
+    )
+    assert (tight.documents, tight.dropped_turns, tight.dropped_documents) == (bare.documents, 0, ())
+
+
+def test_new_documents_behind_a_long_history_bring_no_spare_ones() -> None:
+    history = [Turn("user", "Q " * 100), Turn("assistant", "A " * 100)]
+    small = PromptDocument("new", "c1", "New", "few words")
+    prompt = build(documents=[DOCS[0], small], spare=[DOCS[1]], places=3, history=history, settled=(DOCS[0],))
+    assert [d.document_id for d in prompt.documents] == ["b"]
+    assert prompt.appended == (small,)
+
+
+def test_a_spare_document_of_the_turn_before_keeps_its_place() -> None:
+    settled = (DOCS[1], DOCS[0])
+    history = [Turn("user", "Q"), Turn("assistant", "A")]
+    prompt = build(documents=[DOCS[0]], spare=[DOCS[1]], places=2, history=history, settled=settled)
+    assert prompt.documents == settled
 
 
 # Templates
