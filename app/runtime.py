@@ -205,7 +205,7 @@ class Runtime:
             )
             self._library.library.on_delete(self._forget)
             await self._open_shelf()
-            queued = await self._knowledge.seed()
+            queued = await self._knowledge.seed() if self.settings.sample else []
             self._state, self._detail = "ready", "Ready."
             log.info("ready: %s", self._engine.status().detail)
             self._seeding = asyncio.create_task(self._watch_seeding(queued), name="coread-seed")

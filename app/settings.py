@@ -81,11 +81,15 @@ class Settings(BaseSettings):
     cuda_graphs: bool = True
     threads: int | None = Field(None, ge=1)
     sharing: bool = True
+    #: Put the sample documents into an empty library, for everybody to read.
+    sample: bool = True
     #: Draft answers from the text at hand and verify several tokens a step; the answers stay the same.
     speculation: bool = False
 
     instructions: str = Field(DEFAULT_INSTRUCTIONS, min_length=1, max_length=8_000)
     search_results: int = Field(5, ge=1, le=50)
+    #: Say that the documents do not say, and show the closest passages, where no answer seems to be in them.
+    refuse_unanswerable: bool = True
     #: How many of the passages found go into the prompt: small models answer best from little text.
     prompt_passages: int = Field(1, ge=1, le=20)
     #: How many passages of earlier turns stay beside them.
@@ -138,9 +142,9 @@ class Settings(BaseSettings):
             model=self.model,
             device=self.device,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             backend=self.backend,
             kv_pool_bytes=self.kv_pool_bytes,
-            kv_dtype=self.kv_dtype,
             max_context=self.max_context,
             max_batch_tokens=self.max_batch_tokens,
             max_running=self.max_running,
@@ -148,9 +152,9 @@ class Settings(BaseSettings):
             max_running_per_principal=self.max_running_per_person,
             max_queued_per_principal=self.max_queued_per_person,
             pool_share_per_principal=self.pool_share_per_person,
+            cuda_graphs=self.cuda_graphs,
             threads=self.threads,
             sharing=self.sharing,
-            cuda_graphs=self.cuda_graphs,
             speculation=self.speculation,
         )
 

@@ -1,5 +1,5 @@
 """The paged-attention engine."""
 
-from engine.threads import wait_asleep
+from engine.threads import spin_briefly
 
-wait_asleep()
+spin_briefly()

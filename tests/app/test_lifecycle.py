@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.knowledge import suggested_questions
+from app.pages.build import build_demo
 from app.principal import Principal
 from app.runtime import Runtime
 from app.settings import load_settings
@@ -69,3 +71,16 @@ async def test_keys_accounts_and_sessions_outlive_a_restart(tmp_path: Path) -> N
         assert again.accounts.principal(cookie) == person.principal
     finally:
         await again.stop()
+
+
+async def test_a_library_can_start_without_the_sample(tmp_path: Path) -> None:
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d", sample=False), FakeParts(FakeEngine()))
+    runtime.open()
+    runtime.start()
+    await runtime.wait_seeded()
+    try:
+        assert await runtime.knowledge.documents(ANN) == []
+        page = str(build_demo(runtime).get_config_file())
+        assert not any(question in page for question in suggested_questions(4))
+    finally:
+        await runtime.stop()

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, expect
 from app.memory_feed import open_readers
 from engine.types import Delta, Done, Reading
 from tests.app.fakes import receipt
-from tests.e2e.conftest import Person, Served, wait_until
+from tests.e2e.conftest import Person, Served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -69,7 +69,7 @@ async def test_a_reload_finds_the_conversation_again(served: Served, browser: Br
     await ann.ask("When does the bakery open?")
     await ann.answered()
     await ann.load()
-    await ann.page.locator(".toggle-button").first.click()
+    await ann.sidebar()
     await ann.page.locator("#cr-history label").first.click()
     assert "When does the bakery open?" in await ann.answered()
 
@@ -80,7 +80,7 @@ async def test_conversations_are_renamed_found_exported_and_deleted(served: Serv
     await ann.answered()
     page = ann.page
     page.set_default_timeout(15_000)
-    await page.locator(".toggle-button").first.click()
+    await ann.sidebar()
     await page.get_by_text("This conversation", exact=True).click()
     await page.locator("#cr-title input, #cr-title textarea").first.fill("Bread and rye")
     await page.get_by_role("button", name="Rename").click()
@@ -98,6 +98,10 @@ async def test_conversations_are_renamed_found_exported_and_deleted(served: Serv
         assert download.suggested_filename.startswith("coread-bread-and-rye-")
         assert word in await asyncio.to_thread(Path(await download.path()).read_text)
     await page.locator("#cr-delete").click()
+    await page.get_by_role("button", name="Keep it").click()
+    await expect(listed).to_have_count(1)
+    await page.locator("#cr-delete").click()
+    await page.locator("[data-cr=confirm-go]").click()
     await page.locator("#cr-chat .message").first.wait_for(state="hidden")
     assert await listed.count() == 0
     ann.assert_unharmed()
@@ -126,9 +130,14 @@ async def test_an_edited_question_is_a_branch(served: Served, browser: Browser) 
 async def test_a_draft_survives_a_reload_before_it_was_put_back(served: Served, browser: Browser) -> None:
     ann = await Person.enter(browser, served.url)
     await ann.page.locator("#cr-ask textarea").fill("A draft")
-    for _ in range(3):
-        await ann.page.reload(wait_until="commit")
-    await ann.page.reload()
+    await ann.page.add_init_script(
+        "addEventListener('DOMContentLoaded', () => {"
+        "  const left = Number(sessionStorage.getItem('test.reloads') ?? 2);"
+        "  if (left) { sessionStorage.setItem('test.reloads', left - 1); location.reload(); }"
+        "})"
+    )
+    await ann.page.reload(wait_until="commit")
+    await ann.page.wait_for_function("sessionStorage.getItem('test.reloads') === '0'")
     await expect(ann.page.locator("#cr-ask textarea")).to_have_value("A draft")
     await ann.ask("When does the bakery open?")
     await ann.answered()
@@ -163,16 +172,6 @@ async def test_stop_keeps_what_was_written(served: Served, browser: Browser) -> 
     assert "Stopped before the end." in await ann.answered()
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["waiting", "writing"])
-async def test_a_closed_tab_frees_the_engine(served: Served, browser: Browser, written: bool) -> None:
-    served.engine.script = [Delta(0, "Half", (80,)), "hold"] if written else ["hold"]
-    ann = await Person.enter(browser, served.url)
-    await ann.ask("When does the bakery open?")
-    assert await asyncio.to_thread(wait_until, lambda: served.engine.generations, 20)
-    await ann.context.close()
-    assert await asyncio.to_thread(wait_until, lambda: served.engine.generations[0].aborted, 10)
-
-
 async def test_hostile_names_contents_questions_and_answers_are_only_shown(
     served: Served, browser: Browser, tmp_path: Path
 ) -> None:
@@ -181,10 +180,8 @@ async def test_hostile_names_contents_questions_and_answers_are_only_shown(
     answer = f"The zebra is striped. {HOSTILE}"
     served.engine.script = [Delta(0, answer, (80,)), Done(0, "stop", answer, (80,), receipt(10, 5, 1))]
     ann = await Person.enter(browser, served.url)
-    await ann.page.locator(".toggle-button").first.click()
-    await ann.page.get_by_text("Your own documents").click()
-    await ann.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
-    await ann.page.get_by_text(re.compile(r"ready, \d+ passage")).first.wait_for()
+    await ann.sidebar()
+    await ann.add(file)
     await ann.ask(f"Is the zebra striped? {HOSTILE}")
     await ann.answered()
     await ann.page.get_by_text(re.compile("^Sources? ·")).first.click()
@@ -192,7 +189,7 @@ async def test_hostile_names_contents_questions_and_answers_are_only_shown(
     await ann.page.locator("[data-cr=sheet]").get_by_text("${window.ran=1}").first.wait_for()
     await ann.page.wait_for_timeout(1_000)
     await ann.load()
-    await ann.page.locator(".toggle-button").first.click()
+    await ann.sidebar()
     await ann.page.locator("#cr-history label").first.click()
     await ann.answered()
     assert await ann.page.evaluate("window.ran") is None
