@@ -84,6 +84,8 @@ class EngineCore:
         self.ledger = Ledger(self.memory, self.scheduler, shape)
         self.requests: dict[str, Request] = {}
         self._aborted: list[Request] = []
+        #: Called before each forward pass, when what is known before it has been handed to the readers.
+        self.told: Callable[[], None] = lambda: None
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class EngineCore:
                 return 0
             self._account(step)
             rows = [self._row(chunk) for chunk in step.chunks]
+        self.told()
         outputs, error = self._run(rows, step.copies)
         with self.lock:
             now = self.clock()

@@ -184,10 +184,56 @@ class Generation:
             if self._signalled and not gone:
                 return
             self._signalled = True
+        self._service._bell.ring(self)
+
+
+class _Bell:
+    """Wakes the loops that consumers wait in: once a loop and step for all of them.
+
+    Every wake-up from another thread is a system call, during which the interpreter lock is free: a loop that
+    begins to work on the first reader's text keeps the engine from handing out the others' and from its next
+    step. So while the engine's thread is in a step, it only notes whom to wake.
+    """
+
+    def __init__(self) -> None:
+        self._holder: int | None = None
+        self._noted: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+
+    def hold(self) -> None:
+        """From now on the calling thread's rings wait for `flush`. Other threads' rings are heard at once."""
+        self._holder = threading.get_ident()
+
+    def ring(self, generation: Generation) -> None:
+        """Wake the consumer of `generation`."""
+        if threading.get_ident() == self._holder:
+            self._noted.setdefault(generation._loop, []).append(generation)
+        else:
+            self._wake(generation._loop, [generation])
+
+    def flush(self) -> None:
+        """Wake all that were noted. Called by the holder."""
+        noted, self._noted = self._noted, {}
+        for loop, generations in noted.items():
+            self._wake(loop, generations)
+
+    def release(self) -> None:
+        """Flush, and hold no more."""
+        self._holder = None
+        self.flush()
+
+    @staticmethod
+    def _wake(loop: asyncio.AbstractEventLoop, generations: list[Generation]) -> None:
+        events = [generation._ready for generation in generations]
+
+        def wake() -> None:
+            for event in events:
+                event.set()
+
         try:
-            self._loop.call_soon_threadsafe(self._ready.set)
-        except RuntimeError:  # the consumer's loop is closed: nobody waits for this any more
-            self.abort()
+            loop.call_soon_threadsafe(wake)
+        except RuntimeError:  # the consumers' loop is closed: nobody waits for this any more
+            for generation in generations:
+                generation.abort()
 
 
 class EngineService:
@@ -211,6 +257,7 @@ class EngineService:
         self._documents_at = float("-inf")
         self._snapshot_lock = threading.Lock()
         self._make_core: Callable[[], EngineCore] | None = None
+        self._bell = _Bell()
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -455,10 +502,18 @@ class EngineService:
     # -- the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._bell.hold()
+        try:
+            self._serve()
+        finally:
+            self._bell.release()
+
+    def _serve(self) -> None:
         try:
             if self._make_core is None:
                 self._make_core = self._load()
             self._core = self._make_core()
+            self._core.told = self._bell.flush
             self._snapshot = self._tree = None
             self._set(replace(self._status, state="ready"))
             self._loop(self._core)
@@ -496,7 +551,9 @@ class EngineService:
             self._wake.clear()
             if core.busy:
                 checked = False
-                if core.step() == 0:
+                computed = core.step()
+                self._bell.flush()
+                if computed == 0:
                     # Nothing could run: somebody has to leave, arrive or be aborted first.
                     self._wake.wait(0.002)
                 continue

@@ -44,6 +44,7 @@ class Harness:
 
     def __init__(self, model: LoadedModel, **options: Any) -> None:
         self.engines: list[RealEngine] = []
+        self.steps: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.service = EngineService(EngineConfig(model="tiny"))
@@ -54,6 +55,7 @@ class Harness:
             step = engine.runner.step
 
             def gated(rows: Any, copies: Any = ()) -> Any:
+                self.steps.append(len(rows))
                 self.gate.wait(20)
                 return step(rows, copies)
 
@@ -118,6 +120,29 @@ async def test_many_at_once_and_every_stream_is_whole(harness: Harness) -> None:
     for n, events in enumerate(await asyncio.gather(*(collect(g) for g in generations))):
         assert isinstance(events[-1], Done)
         assert len(events[-1].tokens) == 4 + n % 5
+
+
+async def test_a_step_wakes_the_readers_loop_once_and_not_before_the_model_is_asked(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With eight readers: one call for what is known before a forward pass, one for what came of it."""
+    loop = asyncio.get_running_loop()
+    wakes: list[int] = []
+    real = loop.call_soon_threadsafe
+
+    def counted(callback: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if threading.current_thread().name == "coread-engine":
+            wakes.append(len(harness.steps))
+        return real(callback, *args, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    harness.gate.clear()  # all are there before the first step ends
+    streams = [asyncio.create_task(collect(await harness.service.submit(request(n)))) for n in range(8)]
+    await until(lambda: bool(wakes))  # progress is told while the forward pass still runs
+    harness.gate.set()
+    for events in await asyncio.gather(*streams):
+        assert isinstance(events[-1], Done)
+    assert len(wakes) <= 2 * len(harness.steps) + 1
 
 
 async def test_a_slow_reader_costs_no_more_memory_than_its_answer(harness: Harness) -> None:
