@@ -6,6 +6,7 @@
 #                see scripts/install_torch.py)
 #   TORCH_INDEX  index to take it from, for example https://download.pytorch.org/whl/cu128
 #   HOST, PORT   where `make run` serves (default 127.0.0.1 and 7860)
+#   PEERS        folder with compare.py and the other engines' set-up, for `make bench`; see bench/README.md
 #   ARGS         further arguments of the program that the target starts
 
 VENV := .venv
@@ -68,8 +69,14 @@ e2e: $(INSTALLED_DEV) ## drive the pages with a real Chromium
 	@sh scripts/find_chromium.sh
 	COREAD_CHROMIUM="$$(sh scripts/find_chromium.sh)" $(BIN)/python -m pytest -m e2e $(ARGS)
 
-bench: $(INSTALLED_DEV) ## measure the claims of docs/figures.md on this machine
+bench: $(INSTALLED_DEV) ## measure the claims of docs/figures.md on this machine (PEERS=folder: and other engines)
 	$(BIN)/python -m bench.claims $(ARGS)
+	$(BIN)/python -m bench.scaling --out bench/results/scaling.json
+ifneq ($(PEERS),)
+	$(BIN)/python -m bench.peers "$(PEERS)"
+else
+	@echo "Other engines were not measured: name the folder that starts them, make bench PEERS=folder"
+endif
 
 kernels: $(INSTALLED_DEV) ## compile every Triton kernel ahead of time (no GPU needed)
 	$(BIN)/python -m kernels.aot $(ARGS)
