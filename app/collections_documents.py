@@ -74,7 +74,7 @@ class Shelf:
                 await self._store.set_pin(Principal("local", "server"), id, False)
                 continue
             self._kept.add(id)
-            self._keep(id)
+            await asyncio.to_thread(self._keep, id)
         self._library.library.on_delete(self._replaced)
 
     def _keep(self, id: str) -> None:
@@ -125,34 +125,44 @@ class Shelf:
 
     async def weight(self, principal: Principal, document: str) -> Weight:
         """What deleting one of the principal's own documents would free, as of now."""
-        return await self._weight(await self._knowledge.changeable(principal, document))
+        info = await self._knowledge.changeable(principal, document)
+        return await self._weight(info, await self._memory())
 
-    async def _weight(self, info: DocumentInfo) -> Weight:
-        memory = (await asyncio.to_thread(self._engine.documents, fresh=True)).get(info.id, DocumentMemory())
+    async def _memory(self) -> dict[str, DocumentMemory]:
+        return await asyncio.to_thread(self._engine.documents, fresh=True)
+
+    async def _weight(self, info: DocumentInfo, memory: dict[str, DocumentMemory]) -> Weight:
+        held = memory.get(info.id, DocumentMemory())
         stored = await self._library.stored_bytes(info.id)
-        return Weight(1, info.passages, stored, memory.behind, memory.held)
+        return Weight(1, info.passages, stored, held.behind, held.held)
 
     async def delete(self, principal: Principal, document: str) -> Weight:
         """Delete a document with everything made from it; what that freed."""
-        before = await self.weight(principal, document)
-        blocks = await self._knowledge.delete(principal, document)
-        self._kept.discard(document)
-        await self._store.set_pin(principal, document, False)
+        info = await self._knowledge.changeable(principal, document)
+        return await self._delete(principal, info, await self._memory())
+
+    async def _delete(
+        self, principal: Principal, info: DocumentInfo, memory: dict[str, DocumentMemory]
+    ) -> Weight:
+        before = await self._weight(info, memory)
+        blocks = await self._knowledge.delete(principal, info.id)
+        self._kept.discard(info.id)
+        await self._store.set_pin(principal, info.id, False)
         return replace(before, blocks=blocks, held=min(before.held, blocks))
 
     async def collection_weight(self, principal: Principal, collection: str) -> Weight:
         """What deleting one of the principal's own collections would free. A block behind two of its
         documents is counted for both."""
-        total = Weight()
+        total, memory = Weight(), await self._memory()
         for info in await self._documents_of(principal, collection):
-            total += await self._weight(info)
+            total += await self._weight(info, memory)
         return total
 
     async def delete_collection(self, principal: Principal, collection: str) -> Weight:
         """Delete a collection with all its documents; what that freed."""
-        total = Weight()
+        total, memory = Weight(), await self._memory()
         for info in await self._documents_of(principal, collection):
-            total += await self.delete(principal, info.id)
+            total += await self._delete(principal, info, memory)
         await self._collections.delete(principal, collection)
         return total
 
@@ -194,7 +204,7 @@ class Shelf:
         try:
             blocks = await asyncio.to_thread(self._engine.pin_document, document)
         except LimitReached as error:
-            pinned = self._engine.memory().pinned
+            pinned = (await asyncio.to_thread(self._engine.memory)).pinned
             raise QuotaRefused(phrase("library.pins_full", n=pinned, limit=error.limit)) from None
         self._kept.add(document)
         await self._store.set_pin(principal, document, True)

@@ -74,6 +74,7 @@ class Knowledge:
     ) -> None:
         self._settings, self._library, self._store, self._engine = settings, library, store, engine
         self._limits = limits
+        self._making = asyncio.Lock()  # two first uploads at once make one collection
 
     async def seed(self) -> list[str]:
         """Bring the sample collection in line with the packaged documents and let everybody read it; the ids
@@ -175,14 +176,15 @@ class Knowledge:
 
     async def collection(self, principal: Principal, name: str, reader: str) -> str:
         """The principal's collection of this name, made at the first use and readable by `reader`."""
-        for info in await self._library.collections(await self._store.readable(principal)):
-            if info.owner == principal.id and info.name == name:
-                return info.id
-        made = await self._library.create_collection(name, principal.id)
-        await self._store.grant(made.id, principal.id)
-        if reader != principal.id:
-            await self._store.grant(made.id, reader)
-        return made.id
+        async with self._making:
+            for info in await self._library.collections(await self._store.readable(principal)):
+                if info.owner == principal.id and info.name == name:
+                    return info.id
+            made = await self._library.create_collection(name, principal.id)
+            await self._store.grant(made.id, principal.id)
+            if reader != principal.id:
+                await self._store.grant(made.id, reader)
+            return made.id
 
     async def upload(
         self, principal: Principal, name: str, data: bytes, collection: str | None = None

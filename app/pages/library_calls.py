@@ -6,6 +6,7 @@ Names and texts of documents pass through as they are: the script shows them as 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -62,7 +63,7 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
     views = await runtime.collections.readable(principal)
     chosen = next((v for v in views if v.id == text_of(asked, "collection")), views[0] if views else None)
     readable = frozenset(view.id for view in views)
-    memory = runtime.engine.documents()
+    memory = await asyncio.to_thread(runtime.engine.documents)
     homes = await runtime.knowledge.homes(memory)
     out: Answer = {
         "me": {
@@ -74,7 +75,7 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
         "chosen": chosen.id if chosen else "",
         "usage": runtime.limits.usage(principal.id, await runtime.knowledge.stored(principal)),
         "max_upload_bytes": runtime.settings.max_upload_bytes,
-        "pool": _pool(runtime),
+        "pool": await _pool(runtime),
         "others": _others(memory, {id for id, home in homes.items() if home in readable}),
         "warming": _warming(runtime.warmer.now, readable, w),
         "followed": [
@@ -143,8 +144,8 @@ def problem(info: DocumentInfo, w: Words) -> str:
     return f"{w(key)}（{said}）" if key in words.TEXTS and said else said or info.reason
 
 
-def _pool(runtime: Runtime) -> Answer:
-    snapshot = runtime.engine.memory()
+async def _pool(runtime: Runtime) -> Answer:
+    snapshot = await asyncio.to_thread(runtime.engine.memory)
     return {
         "total": snapshot.total_blocks, "block_bytes": snapshot.block_bytes, "pinned": snapshot.pinned,
         "pin_limit": snapshot.total_blocks // 2,
@@ -181,7 +182,7 @@ async def document(runtime: Runtime, principal: Principal, w: Words, asked: Answ
     own = home.own or info.created_by == principal.id
     versions = await runtime.knowledge.versions(principal, info.id)
     return {
-        "document": _document(info, runtime.engine.documents(), own, w),
+        "document": _document(info, await asyncio.to_thread(runtime.engine.documents), own, w),
         "collection": _collection(home),
         "may_keep": runtime.shelf.may_keep(principal, principal.id if home.own else ""),
         "sections": sections,
@@ -189,7 +190,7 @@ async def document(runtime: Runtime, principal: Principal, w: Words, asked: Answ
             {"version": v.version, "name": v.name, "size": v.size, "passages": v.passages, "ready": v.ready}
             for v in versions
         ],
-        "pool": _pool(runtime),
+        "pool": await _pool(runtime),
     }
 
 
@@ -254,20 +255,20 @@ async def weight(runtime: Runtime, principal: Principal, w: Words, asked: Answer
     """What deleting the document `id`, or the whole `collection`, would free."""
     collection = text_of(asked, "collection")
     if collection:
-        return _weight(runtime, await runtime.shelf.collection_weight(principal, collection))
-    return _weight(runtime, await runtime.shelf.weight(principal, text_of(asked, "id")))
+        return await _weight(runtime, await runtime.shelf.collection_weight(principal, collection))
+    return await _weight(runtime, await runtime.shelf.weight(principal, text_of(asked, "id")))
 
 
 async def delete(runtime: Runtime, principal: Principal, w: Words, asked: Answer) -> Answer:
     """Delete the document `id`, or the whole `collection`; what that freed."""
     collection = text_of(asked, "collection")
     if collection:
-        return _weight(runtime, await runtime.shelf.delete_collection(principal, collection))
-    return _weight(runtime, await runtime.shelf.delete(principal, text_of(asked, "id")))
+        return await _weight(runtime, await runtime.shelf.delete_collection(principal, collection))
+    return await _weight(runtime, await runtime.shelf.delete(principal, text_of(asked, "id")))
 
 
-def _weight(runtime: Runtime, found: Weight) -> Answer:
-    block_bytes = runtime.engine.memory().block_bytes
+async def _weight(runtime: Runtime, found: Weight) -> Answer:
+    block_bytes = (await asyncio.to_thread(runtime.engine.memory)).block_bytes
     return {
         "documents": found.documents, "passages": found.passages, "file_bytes": found.file_bytes,
         "blocks": found.blocks, "held": found.held, "block_bytes": found.blocks * block_bytes,

@@ -78,7 +78,7 @@ function shareCollection(collection) {
       row.append(make("span", reader.name), button("@@library.unshare@@", "cl-link", async () => {
         const problem = await askIn("share", { id: of.id, out: reader.id });
         dialogProblem(problem);
-        if (!problem) row.remove();
+        if (!problem) readers({ ...of, readers: of.readers.filter((one) => one !== reader) });
       }, say("@@library.unshare_name@@", { name: reader.name })));
       return row;
     });

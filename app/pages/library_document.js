@@ -76,9 +76,9 @@ function showPage() {
     ["@@library.fact_size@@", one.size ? bytes(one.size) : "–"],
     ["@@library.fact_passages@@", one.version ? number(one.passages) : "–"],
     ["@@library.fact_characters@@", one.version ? number(one.characters) : "–"],
-    ["@@library.fact_pages@@", one.pages ? number(one.pages) : "–"],
+    ...(one.pages ? [["@@library.fact_pages@@", number(one.pages)]] : []),
     ["@@library.fact_memory@@", one.version ? heatWords(one.memory) : "–"],
-    ["@@library.fact_blocks@@", one.memory.blocks ? say("@@library.blocks@@", { n: one.memory.blocks, size: bytes(one.memory.blocks * pool.block_bytes) }) : "–"],
+    ...(one.memory.blocks ? [["@@library.fact_blocks@@", say("@@library.blocks@@", { n: one.memory.blocks, size: bytes(one.memory.blocks * pool.block_bytes) })]] : []),
   ].map(([label, value]) => {
     const pair = make("div");
     pair.append(make("dt", label), make("dd", value));
@@ -101,7 +101,8 @@ function sectionRow(section) {
   const where = [say("@@library.characters@@", { n: section.characters })];
   if (section.page) where.unshift(say("@@library.page@@", { page: section.page }));
   details.style.setProperty("--cl-level", String(Math.min(4, Math.max(0, section.level - 1))));
-  summary.append(make("b", section.title || "@@library.untitled_section@@"), make("span", where.join(" · "), "cl-soft"));
+  const path = section.title.split(" › "); // the indent says what it stands under
+  summary.append(make("b", path[path.length - 1] || "@@library.untitled_section@@"), make("span", where.join(" · "), "cl-soft"));
   const text = make("div", "", "cl-text");
   text.tabIndex = 0;
   details.append(keyed(summary, `section ${section.index}`), text);

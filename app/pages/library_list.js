@@ -166,9 +166,12 @@ function documentRow(one) {
 }
 function showDocuments() {
   const { documents, more, total, pool, others, me } = state.look, collection = chosen();
-  put($("count"), collection ? say("@@library.documents@@", { n: total || 0 }) : "");
   $("filter").hidden = !(total > 5 || state.filter);
-  part("documents", documents, () => documents.map(documentRow));
+  // What is on its way, or did not arrive, stands above with its stage; here it would be said twice.
+  const above = new Set(uploads.filter(({ id }) => id).map(({ id }) => id));
+  const rows = documents.filter((one) => one.version || !above.has(one.id));
+  put($("count"), collection ? say("@@library.documents@@", { n: (total || 0) - documents.length + rows.length }) : "");
+  part("documents", rows, () => rows.map(documentRow));
   const empty = !documents.length;
   $("empty").hidden = !empty;
   part("empty", [empty, Boolean(collection), collection?.own, state.filter], () => {

@@ -1,7 +1,7 @@
 // Looking again: once a second while something is under way, else every few seconds; never while hidden, one
 // look at a time.
 
-let timer = 0, looking = false, again = false, delay = 4000;
+let timer = 0, looking = false, again = false, delay = 4000, wasBusy = false;
 async function poll() {
   clearTimeout(timer);
   if (!element.isConnected) return;
@@ -30,7 +30,9 @@ async function poll() {
       show(look);
       const busy = underWay() || look.warming?.state === "reading" || look.warming?.state === "waiting"
         || look.documents.some(({ status }) => ["queued", "parsing", "embedding"].includes(status));
-      delay = busy ? 700 : Math.max(4000, 2 * (look.total || 0)); // long lists cost the server more
+      // Long lists cost the server more; what the memory holds is told a second late, hence one look behind it.
+      delay = busy ? 700 : wasBusy ? 1500 : Math.max(4000, 2 * (look.total || 0));
+      wasBusy = busy;
     }
   } catch (error) {
     delay = Math.min(2 * delay, 15000);

@@ -156,6 +156,7 @@ function uploadRow(upload) {
 $("tidy").addEventListener("click", () => {
   for (let at = uploads.length - 1; at >= 0; at--) if (ended(uploads[at])) uploads.splice(at, 1);
   showUploads();
+  showDocuments();
 });
 $("choose").addEventListener("click", () => $("files").click());
 $("files").addEventListener("change", () => {
