@@ -1,88 +1,28 @@
 """Signing in, a person's own profile, and the list of people: plain pages without scripts.
 
-Everything that is shown was escaped by `_e`. Forms are taken from our own pages only: the gate refuses what
-another site sends.
+`account_html` escapes everything that is shown. Forms are taken from our own pages only: the gate refuses
+what another site sends.
 """
 
 from __future__ import annotations
 
-import html
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
+from app import account_html as view
 from app import render
 from app.access import require_administrator
 from app.errors import AppError, NotAllowed, NotFoundHere
 from app.gate import MAX_FORM, form_fields, read_body
+from app.pages import words
+from app.pages.words import Words, phrase
 from app.principal import Principal, Role
 from app.runtime import Runtime
 
 Handler = Callable[[Request, dict[str, str]], Awaitable[Response]]
-
-
-def _e(text: object) -> str:
-    return html.escape(str(text), quote=True)
-
-
-def _when(at: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)) if at else "never"
-
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui;max-width:46em;margin:3em auto;padding:0 1em;color:#1f2937;background:#fff}"
-    "@media(prefers-color-scheme:dark){body{color:#e5e7eb;background:#111827}a{color:#7dd3fc}}"
-    "form{margin:.6em 0}label{display:block;margin:.6em 0}"
-    "input,select{font:inherit;padding:.35em;max-width:100%}"
-    "button{font:inherit;padding:.35em .9em;cursor:pointer}table{border-collapse:collapse;width:100%}"
-    "td,th{text-align:left;padding:.3em .8em .3em 0;border-bottom:1px solid #8884;vertical-align:top}"
-    ".said{padding:.6em .9em;border-left:4px solid #0e7490;background:#8881}code{word-break:break-all}"
-)
-
-
-def page(title: str, body: str, said: str = "", status: int = 200) -> HTMLResponse:
-    """One whole page; `body` is HTML, `title` and `said` are text."""
-    note = f'<p class="said" role="status">{_e(said)}</p>' if said else ""
-    text = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{_e(title)} · Coread</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
-        f"<h1>{_e(title)}</h1>{note}{body}</html>"
-    )
-    return HTMLResponse(text, status, {"cache-control": "no-store"})
-
-
-def _button(action: str, label: str, **fields: str) -> str:
-    hidden = "".join(
-        f'<input type="hidden" name="{_e(name)}" value="{_e(value)}">' for name, value in fields.items()
-    )
-    return f'<form method="post" action="{_e(action)}">{hidden}<button>{_e(label)}</button></form>'
-
-
-def _field(label: str, name: str, kind: str = "text", complete: str = "off") -> str:
-    return (
-        f"<label>{_e(label)}<br><input required name={_e(name)} type={_e(kind)} "
-        f'autocomplete="{_e(complete)}" maxlength="256"></label>'
-    )
-
-
-_SIGN_IN = (
-    '<form method="post" action="/sign-in">'
-    + _field("Name", "name", complete="username")
-    + _field("Password", "password", "password", "current-password")
-    + "<button>Sign in</button></form>"
-)
-_SET_UP = (
-    "<p>There is no account yet. The token stands in the server's log (or is what "
-    "<code>COREAD_SETUP_TOKEN</code> was set to).</p>"
-    '<form method="post" action="/set-up">'
-    + _field("Set-up token", "token")
-    + _field("Your name", "name", complete="username")
-    + _field("Your password, at least 10 characters", "password", "password", "new-password")
-    + "<button>Make the first administrator</button></form>"
-)
 
 
 class AccountPages:
@@ -95,20 +35,31 @@ class AccountPages:
 
     def _only_accounts(self) -> None:
         if self._runtime.settings.open_to_all:
-            raise NotFoundHere("Nobody needs to sign in here.")
+            raise NotFoundHere(phrase("account.not_needed"))
+
+    @staticmethod
+    def _entry(request: Request, name: str, error: AppError | None = None) -> Response:
+        """The page to sign in or to set up, with what was wrong the last time."""
+        w = words.of(request.headers)
+        body, here = (view.sign_in(w), "/sign-in") if name == "sign_in" else (view.set_up(w), "/set-up")
+        if error is None:
+            return view.page(w("account." + name), body, w, here=here)
+        return _with_retry(
+            view.page(w("account." + name), body, w, w.sentence(error), error.status, here), error
+        )
 
     async def sign_in_form(self, request: Request) -> Response:
         self._only_accounts()
         if self._runtime.accounts.setup_token is not None:
             return RedirectResponse("/set-up", 303)
-        return page("Sign in", _SIGN_IN)
+        return self._entry(request, "sign_in")
 
     async def sign_in(self, request: Request, fields: dict[str, str]) -> Response:
         self._only_accounts()
         try:
             return await self._enter(request, fields)
         except AppError as error:
-            return _with_retry(page("Sign in", _SIGN_IN, str(error), error.status), error)
+            return self._entry(request, "sign_in", error)
 
     async def _enter(self, request: Request, fields: dict[str, str]) -> Response:
         name, password = fields.get("name", ""), fields.get("password", "")
@@ -128,7 +79,7 @@ class AccountPages:
         self._only_accounts()
         if self._runtime.accounts.setup_token is None:
             return RedirectResponse("/sign-in", 303)
-        return page("Set up", _SET_UP)
+        return self._entry(request, "set_up")
 
     async def set_up(self, request: Request, fields: dict[str, str]) -> Response:
         self._only_accounts()
@@ -137,7 +88,7 @@ class AccountPages:
             await self._runtime.accounts.set_up(fields.get("token", ""), name, password, _address(request))
             return await self._enter(request, fields)
         except AppError as error:
-            return _with_retry(page("Set up", _SET_UP, str(error), error.status), error)
+            return self._entry(request, "set_up", error)
 
     async def sign_out(self, request: Request, fields: dict[str, str]) -> Response:
         self._only_accounts()
@@ -149,59 +100,79 @@ class AccountPages:
     # -- one's own ---------------------------------------------------------------------------------------
 
     async def profile(self, request: Request, said: str = "", status: int = 200) -> Response:
-        principal = self._runtime.principal(request.headers)
-        parts = ['<p><a href="/">Back to the documents</a></p>', await self._usage(principal)]
+        principal, w = self._runtime.principal(request.headers), words.of(request.headers)
+        parts = [
+            f'<p><a href="/">{view.e(w("account.back_to_chat"))}</a></p>',
+            await self._usage(principal, w),
+        ]
         if principal.kind == "signed_in":
-            parts += [self._sessions(request, principal), self._keys(principal), _PASSWORD]
+            parts += [self._sessions(request, principal, w), self._keys(principal, w), view.password(w)]
             if principal.role == "administrator":
-                parts.append('<p><a href="/people">People</a></p>')
-            parts.append(_button("/sign-out", "Sign out"))
-        title = self._runtime.accounts.account(principal.id).name if principal.kind == "signed_in" else "You"
-        return page(title, "".join(parts), said, status)
+                parts.append(f'<p><a href="/people">{view.e(w("account.people"))}</a></p>')
+            parts.append(view.button("/sign-out", w("account.sign_out")))
+        signed_in = principal.kind == "signed_in"
+        title = self._runtime.accounts.account(principal.id).name if signed_in else w("account.you")
+        return view.page(title, "".join(parts), w, said, status)
 
-    async def _usage(self, principal: Principal) -> str:
+    async def _usage(self, principal: Principal, w: Words) -> str:
         usage = self._runtime.limits.usage(principal.id, await self._runtime.knowledge.stored(principal))
 
         def of(left: Any, most: Any) -> str:
-            return "no limit" if most is None else f"{left:,} of {most:,} left"
+            return w("account.no_limit") if most is None else w("account.left", left=left, most=most)
 
+        documents = w("account.of", used=f"{usage['documents']:,}", most=f"{usage['max_documents']:,}")
+        stored = w("account.of", used=render.size(usage["bytes"]), most=render.size(usage["max_bytes"]))
+        answers = w("account.answers_are", running=usage["max_running"], queued=usage["max_queued"])
         rows = [
-            ("Documents", f"{usage['documents']:,} of {usage['max_documents']:,}"),
-            ("Storage", f"{render.size(usage['bytes'])} of {render.size(usage['max_bytes'])}"),
-            ("Computed tokens this minute", of(usage["tokens_left"], usage["max_tokens_per_minute"])),
-            ("Files this hour", of(usage["uploads_left"], usage["max_uploads_per_hour"])),
-            ("Answers at a time", f"{usage['max_running']:,}, and {usage['max_queued']:,} in line"),
+            ("documents", documents),
+            ("storage", stored),
+            ("tokens_minute", of(usage["tokens_left"], usage["max_tokens_per_minute"])),
+            ("files_hour", of(usage["uploads_left"], usage["max_uploads_per_hour"])),
+            ("answers", answers),
         ]
-        body = "".join(f"<tr><th>{_e(a)}</th><td>{_e(b)}</td></tr>" for a, b in rows)
-        return f"<h2>What you use</h2><table>{body}</table>"
+        body = "".join(
+            f'<tr><th scope="row">{view.e(w("account." + name))}</th><td>{view.e(text)}</td></tr>'
+            for name, text in rows
+        )
+        return f"<h2>{view.e(w('account.usage'))}</h2><table>{body}</table>"
 
-    def _sessions(self, request: Request, principal: Principal) -> str:
+    def _sessions(self, request: Request, principal: Principal, w: Words) -> str:
         here = self._runtime.accounts.session(request.headers)
-        rows = "".join(
-            f"<tr><td>{_e(s.label)}{' (this one)' if here and s.id == here.id else ''}</td>"
-            f"<td>{_e(_when(s.seen))}</td>"
-            f"<td>{_button('/profile/sessions/revoke', 'End', id=s.id)}</td></tr>"
-            for s in self._runtime.accounts.sessions(principal.id)
-        )
-        return f"<h2>Where you are signed in</h2><table>{rows}</table>"
+        rows = ""
+        for s in self._runtime.accounts.sessions(principal.id):
+            this = f" {w('account.this_one')}" if here and s.id == here.id else ""
+            end = view.button(
+                "/profile/sessions/revoke", w("account.end"), w("account.end_which", name=s.label), id=s.id
+            )
+            seen = view.e(view.when(s.seen, w))
+            rows += f"<tr><td>{view.e(s.label + this)}</td><td>{seen}</td><td>{end}</td></tr>"
+        return f"<h2>{view.e(w('account.sessions'))}</h2><table>{rows}</table>"
 
-    def _keys(self, principal: Principal) -> str:
-        rows = "".join(
-            f"<tr><td>{_e(key.name)}</td><td>made {_e(_when(key.created))}</td>"
-            f"<td>used {_e(_when(key.used))}</td>"
-            f"<td>{_button('/profile/keys/revoke', 'Revoke', id=key.id)}</td></tr>"
-            for key in self._runtime.keys.live(principal.id)
-        )
-        form = (
-            '<form method="post" action="/profile/keys"><label>Name of a new key<br>'
-            '<input required name="name" maxlength="80"></label><button>Make a key</button></form>'
-        )
-        return f"<h2>Keys for programs</h2><table>{rows}</table>{form}"
+    def _keys(self, principal: Principal, w: Words) -> str:
+        rows = ""
+        for key in self._runtime.keys.live(principal.id):
+            made, used = view.when(key.created, w), view.when(key.used, w)
+            revoke = view.button(
+                "/profile/keys/revoke",
+                w("account.revoke"),
+                w("account.revoke_which", name=key.name),
+                id=key.id,
+            )
+            rows += (
+                f"<tr><td>{view.e(key.name)}</td><td>{view.e(w('account.made', when=made))}</td>"
+                f"<td>{view.e(w('account.used', when=used))}</td><td>{revoke}</td></tr>"
+            )
+        table = f"<table>{rows}</table>" if rows else f"<p>{view.e(w('account.no_keys'))}</p>"
+        form = view.form(
+            "/profile/keys", w("account.make_key"),
+            f'<label>{view.e(w("account.key_name"))}<br><input required name="name" maxlength="80"></label>',
+        )  # fmt: skip
+        return f"<h2>{view.e(w('account.keys'))}</h2>{table}{form}"
 
     def _signed_in(self, request: Request) -> Principal:
         principal = self._runtime.principal(request.headers)
         if principal.kind != "signed_in":
-            raise NotAllowed("This is for people who signed in.")
+            raise NotAllowed(phrase("account.signed_in_only"))
         return principal
 
     async def revoke_session(self, request: Request, fields: dict[str, str]) -> Response:
@@ -211,11 +182,13 @@ class AccountPages:
     async def new_key(self, request: Request, fields: dict[str, str]) -> Response:
         principal = self._signed_in(request)
         key, secret = await self._runtime.keys.create(fields.get("name", ""), principal.id)
+        w = words.of(request.headers)
         body = (
-            f"<p>This is the key <b>{_e(key.name)}</b>. Copy it now: it cannot be shown again.</p>"
-            f'<p><code>{_e(secret)}</code></p><p><a href="/profile">Done</a></p>'
+            f"<p>{view.e(w('account.new_key_is'))} <b>{view.e(key.name)}</b></p>"
+            f"<p>{view.e(w('account.copy_now'))}</p>"
+            f'<p><code>{view.e(secret)}</code></p><p><a href="/profile">{view.e(w("account.done"))}</a></p>'
         )
-        return page("A new key", body)
+        return view.page(w("account.new_key"), body, w)
 
     async def revoke_key(self, request: Request, fields: dict[str, str]) -> Response:
         await self._runtime.keys.revoke(fields.get("id", ""), self._signed_in(request).id)
@@ -228,33 +201,39 @@ class AccountPages:
             principal.id, fields.get("present", ""), fields.get("password", ""), _address(request),
             here.id if here else None,
         )  # fmt: skip
-        return await self.profile(request, "Your password is changed; your other sessions have ended.")
+        return await self.profile(request, words.of(request.headers)("account.changed"))
 
     # -- administrators ----------------------------------------------------------------------------------
 
     async def people(self, request: Request, said: str = "", status: int = 200) -> Response:
-        me = require_administrator(self._signed_in(request))
+        me, w = require_administrator(self._signed_in(request)), words.of(request.headers)
         rows = []
         for account in self._runtime.accounts.accounts():
             action = "enable" if account.disabled else "disable"
-            state = f"locked since {_when(account.disabled)}" if account.disabled else "may sign in"
-            button = (
-                "" if account.id == me.id else _button(f"/people/{action}", action.title(), id=account.id)
+            state = (
+                w("account.locked", when=view.when(account.disabled, w))
+                if account.disabled
+                else w("account.may")
             )
+            label = w(f"account.{action}", name=account.name)
+            button = "" if account.id == me.id else view.button(f"/people/{action}", label, id=account.id)
             rows.append(
-                f"<tr><td>{_e(account.name)}</td><td>{_e(account.role)}</td><td>{_e(state)}</td>"
-                f"<td>{button}</td></tr>"
+                f"<tr><td>{view.e(account.name)}</td><td>{view.e(w('account.' + account.role))}</td>"
+                f"<td>{view.e(state)}</td><td>{button}</td></tr>"
             )
+        names = ("name", "role", "state", "action")
+        head = "".join(f'<th scope="col">{view.e(w("account." + name))}</th>' for name in names)
         body = (
-            f'<p><a href="/profile">Your profile</a></p><table>{"".join(rows)}</table>{_NEW_PERSON}{_RESET}'
+            f'<p><a href="/profile">{view.e(w("page.profile"))}</a></p>'
+            f"<table><tr>{head}</tr>{''.join(rows)}</table>{view.new_person(w)}{view.reset(w)}"
         )
-        return page("People", body, said, status)
+        return view.page(w("account.people"), body, w, said, status, "/people")
 
     async def new_person(self, request: Request, fields: dict[str, str]) -> Response:
         require_administrator(self._signed_in(request))
         role: Role = "administrator" if fields.get("role") == "administrator" else "reader"
         made = await self._runtime.accounts.create(fields.get("name", ""), fields.get("password", ""), role)
-        return await self.people(request, f"{made.name} may sign in now.")
+        return await self.people(request, words.of(request.headers)("account.may_now", name=made.name))
 
     async def disable(self, request: Request, fields: dict[str, str]) -> Response:
         require_administrator(self._signed_in(request))
@@ -270,37 +249,17 @@ class AccountPages:
         require_administrator(self._signed_in(request))
         named = [a for a in self._runtime.accounts.accounts() if a.name == fields.get("name", "").strip()]
         if not named:
-            raise NotFoundHere("There is no account of this name.")
+            raise NotFoundHere(phrase("account.none_named"))
         await self._runtime.accounts.set_password(named[0].id, fields.get("password", ""))
-        return await self.people(request, f"{named[0].name} has a new password; the old sessions have ended.")
-
-
-_PASSWORD = (
-    '<h2>Password</h2><form method="post" action="/profile/password">'
-    + _field("Present password", "present", "password", "current-password")
-    + _field("New password, at least 10 characters", "password", "password", "new-password")
-    + "<button>Change it</button></form>"
-)
-_NEW_PERSON = (
-    '<h2>Somebody new</h2><form method="post" action="/people">'
-    + _field("Name", "name")
-    + _field("First password, at least 10 characters", "password", "password", "new-password")
-    + '<label>Role<br><select name="role"><option>reader</option><option>administrator</option></select>'
-    "</label><button>Add</button></form>"
-)
-_RESET = (
-    '<h2>A forgotten password</h2><form method="post" action="/people/password">'
-    + _field("Name", "name")
-    + _field("New password, at least 10 characters", "password", "password", "new-password")
-    + "<button>Set it</button></form>"
-)
+        said = words.of(request.headers)("account.reset", name=named[0].name)
+        return await self.people(request, said)
 
 
 def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def _with_retry(response: HTMLResponse, error: AppError) -> HTMLResponse:
+def _with_retry(response: Response, error: AppError) -> Response:
     retry = getattr(error, "retry_after_s", None)
     if retry is not None:
         response.headers["retry-after"] = str(int(retry))
@@ -334,8 +293,11 @@ def account_router(runtime: Runtime) -> APIRouter:
             try:
                 return await handler(request, fields)
             except AppError as error:
-                back = '<p><a href="/profile">Back</a></p>'
-                return _with_retry(page("That did not work", back, str(error), error.status), error)
+                w = words.of(request.headers)
+                back = f'<p><a href="/profile">{view.e(w("account.back"))}</a></p>'
+                return _with_retry(
+                    view.page(w("chat.failed"), back, w, w.sentence(error), error.status), error
+                )
 
         return answer
 

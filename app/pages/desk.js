@@ -160,6 +160,26 @@ function follow(event) {
 }
 
 document.addEventListener("click", follow, true);
+
+// Gradio names a message for screen readers by its source text, with every escape in it, and does not say
+// whether a folded part is open. The message's own text is there to be read.
+let tidying = 0;
+function tidy() {
+  tidying = 0;
+  for (const message of document.querySelectorAll("#cr-chat [data-testid][aria-label]")) {
+    if (message.dataset.testid === "bot" || message.dataset.testid === "user") message.removeAttribute("aria-label");
+  }
+  for (const title of document.querySelectorAll("#cr-chat .title[role=button]")) {
+    title.setAttribute("aria-expanded", String(title.classList.contains("expanded")));
+  }
+}
+const watching = new MutationObserver(() => {
+  if (!element.isConnected) watching.disconnect();
+  else tidying ||= requestAnimationFrame(tidy);
+});
+watching.observe(document.querySelector("#cr-chat"), {
+  subtree: true, childList: true, attributes: true, attributeFilter: ["class", "aria-label"],
+});
 for (const name of ["close", "confirm-keep"]) $(name).addEventListener("click", () => sheet.close());
 sheet.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
 

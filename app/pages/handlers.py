@@ -199,6 +199,7 @@ class ChatHandlers:
             tell(error, request)
             again = question if not text else None
             entries = await self._conversations.entries(principal, conversation, w)
+            entries += transcript.notes_entries([w.sentence(error)], w)  # stays when the notice has gone
             yield {**idle(w, again), "chat": entries}
         finally:
             await updates.aclose()  # takes this viewer away

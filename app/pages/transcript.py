@@ -9,6 +9,7 @@ from typing import Any
 
 from app import receipts, render
 from app.pages.words import Words
+from app.refusal import CLOSEST, is_refusal
 from app.store import Message, Ranking
 from app.updates import Best, Source
 
@@ -16,7 +17,7 @@ Entry = dict[str, Any]
 
 #: What a click on a source asks for; `desk.js` reads it. Ids are of our own making: hexadecimal.
 SOURCE_LINK = "#cr-source-{message}-{number}"
-_VERDICTS = ("verified", "similar", "unsupported")
+_VERDICTS = ("verified", "similar", "unsupported", CLOSEST)
 #: Branches whose cost is listed; a click goes through all.
 _MAX_COSTS = 8
 
@@ -78,15 +79,16 @@ def user_entry(text: str, w: Words, message: str | None = None, branch: Branch |
 def draft_entries(
     text: str, stage: str, sources: Sequence[Source], w: Words, best: Best | None = None
 ) -> list[Entry]:
-    """An answer that is being made: a line that says what happens, then the text so far; beside it the
-    sentence of the documents that it seems to rest on."""
-    title = render.plain(w.tell(stage))
-    entries: list[Entry] = []
-    if text:
-        entries.append({"role": "assistant", "content": render.answer(text)})
-    if best is not None:
-        entries.append({"role": "assistant", "content": _best(best, w)})
-    entries.append({"role": "assistant", "content": "", "metadata": {"title": title, "status": "pending"}})
+    """An answer that is being made: the text so far, then a line that says what happens, with the sentence of
+    the documents that the answer seems to rest on."""
+    entries: list[Entry] = [{"role": "assistant", "content": render.answer(text)}] if text else []
+    entries.append(
+        {
+            "role": "assistant",
+            "content": _best(best, w) if best is not None else "",
+            "metadata": {"title": render.plain(w.tell(stage)), "status": "pending"},
+        }
+    )
     return entries + (source_entries(sources, w) if text else [])
 
 
@@ -94,7 +96,7 @@ def _best(best: Best, w: Words) -> str:
     sentence = best.sentence.strip()
     shown = sentence if len(sentence) <= 600 else sentence[:600] + " …"
     quoted = "\n".join(f"> {part}" for part in render.plain(shown).split("\n"))
-    return f"*{w('answer.passage_now')}* **{render.one_line(best.source.title, 80)}**\n\n{quoted}"
+    return f"{w('answer.passage_now')} **{render.one_line(best.source.title, 80)}**\n\n{quoted}"
 
 
 def answer_entries(
@@ -106,7 +108,8 @@ def answer_entries(
 ) -> list[Entry]:
     """A finished answer: its text, its sources folded, its receipt folded; with alternatives the switcher.
     `private`: what stood behind the history in its prompt, where nobody else can share it."""
-    text = render.answer(message.text) if message.text.strip() else f"*{w('answer.nothing')}*"
+    said = w("answer.refused") if is_refusal(message) else message.text
+    text = render.answer(said) if said.strip() else f"*{w('answer.nothing')}*"
     extra = [f"*{w('answer.' + message.status)}*"] if message.status in ("stopped", "failed") else []
     extra += [" ".join(_chip(source, message.id, w) for source in sources)] if sources else []
     extra.append(_tools(message, w))

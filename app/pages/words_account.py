@@ -79,5 +79,4 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "account.add": ("Add", "新增"),
     "account.forgotten": ("A forgotten password", "忘記的密碼"),
     "account.set_it": ("Set it", "設定"),
-    "account.wrong": ("That did not work", "沒有成功"),
 })  # fmt: skip

@@ -12,15 +12,17 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "page.chat": ("Chat", "對話"),
     "page.motto": ("Many readers, one copy.", "眾人共讀，一份記憶。"),
     "page.honest": (
-        "The packaged model is very small and reads English best. It can be wrong: check the passage under each "
-        "answer.",
-        "內附的模型非常小，以英文閱讀最好；它可能答錯，請核對每個答案下方的段落。",
+        "The model can be wrong: check the passage under each answer.",
+        "模型可能答錯，請核對每個答案下方的段落。",
     ),
-    "page.language": ("Language", "語言"),
+    "page.honest_tiny": (
+        "The packaged model is very small and reads English best.",
+        "內附的模型非常小，以英文閱讀最好。",
+    ),
+    "page.about": ("You and your language", "你與你的語言"),
     "page.other_language": ("繁體中文", "English"),
     "page.other_code": ("zh-Hant", "en"),
     "page.profile": ("Your profile", "你的個人頁面"),
-    "chat.name": ("Conversation", "對話內容"),
     "chat.empty": (
         "### Many readers, one copy\n\nAsk about the documents, and check each answer against the passage under "
         "it. When somebody else reads the same document, the memory that the model needs for it is kept **once** "
@@ -118,6 +120,11 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
         "The model began to repeat itself; the answer was ended there.",
         "模型開始重複自己的話，答案就在那裡結束。",
     ),
+    "answer.refused": (
+        "The documents that you may read do not seem to say. The passages shown with this came closest; they are "
+        "not an answer.",
+        "你可以讀的文件裡似乎沒有寫到。附上的是最接近的段落，它們並不是答案。",
+    ),
     "answer.nothing": ("No text was written.", "沒有寫出任何文字。"),
     "answer.stopped": ("Stopped before the end.", "在完成之前停止了。"),
     "answer.failed": ("This answer could not be finished.", "這個答案沒能完成。"),
@@ -151,6 +158,11 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "source.verified": ("✓ verified", "✓ 已核實"),
     "source.similar": ("≈ similar", "≈ 相近"),
     "source.unsupported": ("? unsupported", "? 無佐證"),
+    "source.closest": ("✗ no answer", "✗ 並非答案"),
+    "source.closest_why": (
+        "closest: came nearest to the question; no answer was made from it",
+        "最接近：與問題最接近的段落，沒有據此作答",
+    ),
     "source.verified_why": (
         "verified: the answer states what this passage says",
         "已核實：答案所說的與此段落一致",

@@ -86,7 +86,6 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
         "This document was deleted, replaced or is no longer shared with you.",
         "這份文件已被刪除、更換，或不再與你共用。",
     ),
-    "refused.not_yours": ("There is no such document among yours.", "你的文件裡沒有這一份。"),
     "refused.file_large": (
         "The file has {size}; at most {limit} are taken.",
         "檔案有 {size}，最多接受 {limit}。",

@@ -3,6 +3,7 @@ everything else, the HTTP server and the browser included, is real."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -35,6 +36,12 @@ class Served:
     url: str
     runtime: Runtime
     engine: FakeEngine
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of hashed words do not tell whether a passage answers."""
+    monkeypatch.setenv("COREAD_REFUSE_UNANSWERABLE", "false")
 
 
 @pytest.fixture
@@ -99,6 +106,17 @@ class Person:
         box = self.page.locator("#cr-ask textarea")
         await box.fill(question)
         await box.press("Enter")
+
+    async def sidebar(self) -> None:
+        """Open the sidebar; it stays open."""
+        await self.page.locator(".toggle-button").first.click()
+
+    async def add(self, file: Path) -> None:
+        """Add a document through the open sidebar and wait until it is ready."""
+        if not await self.page.locator("#cr-upload").is_visible():
+            await self.page.get_by_role("button", name="Your own documents").click()
+        await self.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
+        await self.page.get_by_text(re.compile(r"ready, \d+ passage")).first.wait_for()
 
     async def answered(self, count: int = 1) -> str:
         await self.page.get_by_text("Receipt ·").nth(count - 1).wait_for()
