@@ -49,27 +49,46 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep", type=Path, help="folder for the library; used again if it is there")
+    parser.add_argument("--fill-only", action="store_true", help="make the library of --keep, measure later")
     options = parser.parse_args()
     if options.passages < COLLECTIONS * _PASSAGES:
         parser.error(f"--passages must be at least {COLLECTIONS * _PASSAGES}")
+
+    def save(result: dict[str, Any]) -> None:
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
     embedder = SentenceEmbedder()
     embedder.load().result()
+    if options.fill_only:
+        if options.keep is None:
+            parser.error("--fill-only needs --keep")
+        library = Library.open(options.keep, embedder)
+        fill(
+            library, Corpus(dimension=embedder.dimension).documents(options.passages // _PASSAGES, _PASSAGES)
+        )
+        library.close(all=True)
+        embedder.close()
+        return
     try:
         with _folder(options.keep) as folder:
-            result = measure(folder, embedder, options.passages, options.questions)
+            result = measure(folder, embedder, options.passages, options.questions, note=save)
     finally:
         embedder.close()
-    text = json.dumps(result, indent=1)
-    if options.out:
-        options.out.write_text(text + "\n", encoding="utf-8")
-    print(text if options.json else table(result))
+    print(json.dumps(result, indent=1) if options.json else table(result))
 
 
 def measure(
-    folder: Path, embedder: Embedder, passages: int, questions: int, *, upload_pause_s: float = 0.0
+    folder: Path,
+    embedder: Embedder,
+    passages: int,
+    questions: int,
+    *,
+    upload_pause_s: float = 0.0,
+    note: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Everything that docs/figures.md shows of search, as plain numbers: times in ms unless named "_s",
-    memory in MiB."""
+    memory in MiB. `note` is given what there is after each part."""
     documents = passages // _PASSAGES
     corpus = Corpus(dimension=embedder.dimension)
     asked = corpus.questions(questions + _WARM, documents, _PASSAGES)
@@ -87,6 +106,7 @@ def measure(
         for question in asked[:_WARM]:
             library.search(question, nine)
         asked = asked[_WARM:]
+        searcher = library.searcher
         result: dict[str, Any] = {
             "conditions": conditions(),
             "passages": documents * _PASSAGES,
@@ -100,23 +120,32 @@ def measure(
             "vector_index_mib": vectors_mib,
             "lexical_index_mib": words_mib,
             "resident_mib": _resident() - before,
-            "embed_question": quantiles(timed(lambda q: embedder.embed([q], query=True), asked)),
-            "dense": quantiles(timed(lambda q: library.searcher.search(q, nine, legs=("dense",)), asked)),
-            "lexical": quantiles(timed(lambda q: library.searcher.search(q, nine, legs=("lexical",)), asked)),
-            "search_nine": quantiles(timed(lambda q: library.search(q, nine), asked)),
-            "search_one": quantiles(timed(lambda q: library.search(q, one), asked)),
-            "search_two_at_once": quantiles(concurrently(lambda q: library.search(q, nine), asked, 2)),
         }
         vectors, owner = all_vectors(library)
-        readable = np.isin(owner, library.searcher._keys(nine))
-        result["numpy_brute_force"] = quantiles(
-            timed(lambda q: brute_force(vectors, readable, embedder.embed([q], query=True)[0]), asked)
-        )
-        result["dense_equals_brute_force"] = same_as_brute_force(
-            library, embedder, vectors, owner, nine, asked[:50]
-        )
-        result["bm25s"] = bm25s_alone(library, readable, asked)
-        result["beside_uploads"] = beside_uploads(library, corpus, documents, nine, asked, upload_pause_s)
+        readable = np.isin(owner, searcher._keys(nine))
+
+        def brute(question: str) -> None:
+            brute_force(vectors, readable, embedder.embed([question], query=True)[0])
+
+        parts: dict[str, Callable[[], Any]] = {
+            "search_nine": lambda: quantiles(timed(lambda q: library.search(q, nine), asked)),
+            "embed_question": lambda: quantiles(timed(lambda q: embedder.embed([q], query=True), asked)),
+            "dense": lambda: quantiles(timed(lambda q: searcher.search(q, nine, legs=("dense",)), asked)),
+            "lexical": lambda: quantiles(timed(lambda q: searcher.search(q, nine, legs=("lexical",)), asked)),
+            "search_one": lambda: quantiles(timed(lambda q: library.search(q, one), asked)),
+            "search_two_at_once": lambda: quantiles(
+                concurrently(lambda q: library.search(q, nine), asked, 2)
+            ),
+            "numpy_brute_force": lambda: quantiles(timed(brute, asked)),
+            "dense_equals_brute_force": lambda: same_as_brute_force(
+                library, embedder, vectors, owner, nine, asked[:50]
+            ),
+            "beside_uploads": lambda: beside_uploads(library, corpus, nine, asked, upload_pause_s),
+            "bm25s": lambda: bm25s_alone(library, len(owner), readable, asked),
+        }
+        for name, part in parts.items():
+            result[name] = part()
+            note(result)
         return result
     finally:
         library.close(all=True)
@@ -125,8 +154,9 @@ def measure(
 def fill(library: Library, documents: Iterator[SyntheticDocument]) -> float:
     """Write documents into the collections in turn, a transaction each; seconds in the library, not in the
     generator. A library that is already filled is left as it is."""
-    if library.collections(None):
-        return 0.0
+    noted = library.data_dir.path / "write_s"
+    if noted.exists():
+        return float(noted.read_text(encoding="utf-8"))
     for n in range(COLLECTIONS):
         library.create_collection(f"Collection {n}", "bench", f"c{n}")
     keys = library.searcher._keys([f"c{n}" for n in range(COLLECTIONS)])
@@ -135,6 +165,7 @@ def fill(library: Library, documents: Iterator[SyntheticDocument]) -> float:
         started = time.perf_counter()
         write_document(library, keys[document.number % COLLECTIONS], document)
         spent += time.perf_counter() - started
+    noted.write_text(str(spent), encoding="utf-8")
     return spent
 
 
@@ -203,14 +234,17 @@ def same_as_brute_force(
     return True
 
 
-def bm25s_alone(library: Library, readable: np.ndarray[Any, Any], questions: Sequence[str]) -> dict[str, Any]:
+def bm25s_alone(
+    library: Library, passages: int, readable: np.ndarray[Any, Any], questions: Sequence[str]
+) -> dict[str, Any]:
     """bm25s over the same terms: its build time and the time of a filtered search, no embedding."""
     import bm25s
 
     rows = library.database.read_sync(
         lambda c: c.execute(
             "SELECT substr(t.text, p.start + 1, p.stop - p.start) FROM passages p "
-            "JOIN texts t ON t.document = p.document ORDER BY p.id"
+            "JOIN texts t ON t.document = p.document ORDER BY p.id LIMIT ?",
+            (passages,),
         ).fetchall()
     )
     started = time.perf_counter()
@@ -229,7 +263,6 @@ def bm25s_alone(library: Library, readable: np.ndarray[Any, Any], questions: Seq
 def beside_uploads(
     library: Library,
     corpus: Corpus,
-    documents: int,
     readable: frozenset[str],
     questions: Sequence[str],
     pause_s: float,
@@ -240,9 +273,8 @@ def beside_uploads(
     passages: list[int] = []
 
     def upload() -> None:
-        for document in corpus.documents(documents + 500, _PASSAGES):
-            if document.number < documents:
-                continue
+        present = sum(info.documents for info in library.collections(None))
+        for document in corpus.documents(500, _PASSAGES, first=present):
             data = "\n\n".join([f"# {document.title}", *document.passages]).encode()
             id = library.add_document("c1", f"{document.number}.md", data, "bench")
             while not library.when_finished(id).done() and not done.wait(0.05):

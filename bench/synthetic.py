@@ -94,9 +94,9 @@ class Corpus:
         # A topic's own words: 300 of the rarer ones.
         self._own = chance.integers(200, words, size=(topics, 300))
 
-    def documents(self, count: int, passages: int = 20) -> Iterator[SyntheticDocument]:
-        """`count` documents of `passages` passages of 60 to 140 words each."""
-        for number in range(count):
+    def documents(self, count: int, passages: int = 20, first: int = 0) -> Iterator[SyntheticDocument]:
+        """`count` documents of `passages` passages of 60 to 140 words each, numbered from `first`."""
+        for number in range(first, first + count):
             topic, texts, chance = self._passages(number, passages)
             noise = chance.normal(scale=0.6 / np.sqrt(self._dimension), size=(passages, self._dimension))
             vectors = _unit(self._centres[topic] + noise)
