@@ -28,6 +28,7 @@ from app.pages.words import Phrase, phrase
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
 from app.receipts import PrefillRate, receipt_json
+from app.refusal import CLOSEST, refusal
 from app.repetition import loop_start
 from app.settings import Settings
 from app.store import Conversation, Message, Reference, Status, Store
@@ -282,20 +283,25 @@ class Chat:
             built = preparing.result()
             yield Found(
                 await self._sources(
-                    turn, [p.span.reference(n, p.zone) for n, p in enumerate(built.placed, 1)]
+                    turn,
+                    [
+                        p.span.reference(n, p.zone, CLOSEST if built.refused else None)
+                        for n, p in enumerate(built.placed, 1)
+                    ],
                 )
             )
+            if built.refused:
+                async with aclosing(self._refuse(turn, built)) as updates:
+                    async for update in updates:
+                        yield update
+                return
             if (best := await self._best(turn, built, turn.question)) is not None:
                 yield best
             turn.submitted = True
             turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
             if turn.stopped:
                 turn.generation.abort()
-            if turn.asked is None:
-                question = await self._store.add_message(
-                    turn.principal, id, turn.parent, "user", turn.question
-                )
-                turn.asked = question.id
+            await self._keep_question(turn)
             async with aclosing(self._stream(turn, built)) as updates:
                 async for update in updates:
                     yield update
@@ -310,6 +316,26 @@ class Chat:
             unsaved = turn.asked is not None and turn.receipt is None and not turn.forgotten
             if unsaved and built is not None and turn.text.strip():
                 self._save_later(turn, built)
+
+    async def _keep_question(self, turn: _Turn) -> None:
+        if turn.asked is None:
+            question = await self._store.add_message(
+                turn.principal, turn.conversation.id, turn.parent, "user", turn.question
+            )
+            turn.asked = question.id
+
+    async def _refuse(self, turn: _Turn, built: Built) -> AsyncGenerator[Update, None]:
+        """Say that the documents do not say, with the closest passages; the model is not asked."""
+        turn.submitted = True  # being stored: a turn that nobody watches is ended no more
+        yield Text(refusal())
+        await self._keep_question(turn)
+        references = tuple(
+            p.span.reference(n, p.zone, CLOSEST, p.found) for n, p in enumerate(built.placed, 1)
+        )
+        message = await self._store.add_message(
+            turn.principal, turn.conversation.id, turn.asked, "assistant", refusal(), references=references
+        )
+        yield Finished(message, await self._sources(turn, references), built.notes)
 
     async def _sources(self, turn: _Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
         return await self._knowledge.sources_in(turn.readable, references)

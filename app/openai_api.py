@@ -23,6 +23,7 @@ from app.http_errors import as_refusal
 from app.limits import MeteredGeneration
 from app.openai_schema import ApiRefusal, ChatRequest
 from app.principal import Principal
+from app.refusal import CLOSEST, refusal_text
 from app.runtime import Runtime
 from engine.errors import EngineError
 from engine.types import (
@@ -44,6 +45,8 @@ SEARCHING_MODEL = "coread"
 _DEFAULT_TOKENS = 1_024
 #: How often a client that does not stream is checked for having gone away.
 _LOOK_S = 0.5
+#: The receipt of what the engine was not asked.
+_NOTHING = Receipt(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, None, 0.0)
 
 
 def openai_router(runtime: Runtime) -> APIRouter:
@@ -94,9 +97,26 @@ class _Call:
     model: str
     created: int
     body: ChatRequest
-    generation: MeteredGeneration
+    #: None where the documents do not seem to say: then `said` is the answer.
+    generation: MeteredGeneration | None
     headers: dict[str, str]
     choices: dict[int, _Choice]
+    said: str = ""
+
+    def abort(self) -> None:
+        if self.generation is not None:
+            self.generation.abort()
+
+
+async def _events(call: _Call) -> AsyncIterator[Event]:
+    """What the engine tells of a request, or what it would tell had it written what is said instead."""
+    if call.generation is not None:
+        async for event in call.generation:
+            yield event
+        return
+    for index in call.choices:
+        yield Delta(index, call.said, ())
+        yield Done(index, "stop", call.said, (), _NOTHING)
 
 
 class _Api:
@@ -130,11 +150,14 @@ class _Api:
                 code="context_length_exceeded", param="messages",
             )  # fmt: skip
         asked = body.max_completion_tokens or body.max_tokens
-        segments = await self._segments(principal, body, asked or _DEFAULT_TOKENS)
+        segments, said = await self._segments(principal, body, asked or _DEFAULT_TOKENS)
         length = sum(len(segment.tokens) for segment in segments)
         room = max(1, context - length)
         sampling = body.sampling(self._runtime.settings.temperature, asked or min(_DEFAULT_TOKENS, room))
         id = f"chatcmpl-{secrets.token_hex(12)}"
+        choices = {index: _Choice() for index in range(body.n)}
+        if said:
+            return _Call(id, body.model, int(time.time()), body, None, {}, choices, said)
         generation = await self._runtime.limits.submit(
             engine,
             GenerationRequest(
@@ -147,20 +170,20 @@ class _Api:
             ),
         )
         headers = self._runtime.limits.token_headers(principal.id)
-        choices = {index: _Choice() for index in range(body.n)}
         return _Call(id, body.model, int(time.time()), body, generation, headers, choices)
 
     async def _segments(
         self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> Sequence[Segment]:
+    ) -> tuple[Sequence[Segment], str]:
+        """The prompt, or what is said in the place of an answer."""
         if body.model == SEARCHING_MODEL:
             return await self._searched(principal, body, answer_tokens)
         ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages)
-        return [Segment(ids, Scope.account(principal.id), "messages")]
+        return [Segment(ids, Scope.account(principal.id), "messages")], ""
 
     async def _searched(
         self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> Sequence[Segment]:
+    ) -> tuple[Sequence[Segment], str]:
         """Documents in front, as on the page. The client's system text is its own and stands with its first
         question: the instructions in front are the server's and shared by everybody."""
         system = "\n\n".join(m.content for m in body.messages if m.role in ("system", "developer"))
@@ -171,11 +194,15 @@ class _Api:
         if system.strip():
             first = next(i for i, turn in enumerate(turns) if turn.role == "user")
             turns[first] = Turn("user", f"{system}\n\n{turns[first].text}")
+        readable = await self._runtime.store.readable(principal)
         built = await self._runtime.prompter.build(
-            readable=await self._runtime.store.readable(principal), path=(), question=turns[-1].text,
+            readable=readable, path=(), question=turns[-1].text,
             account=principal.id, spans=None, answer_tokens=answer_tokens, earlier=turns[:-1],
         )  # fmt: skip
-        return built.segments
+        if not built.refused:
+            return built.segments, ""
+        closest = [p.span.reference(n, p.zone, CLOSEST, p.found) for n, p in enumerate(built.placed, 1)]
+        return (), refusal_text(await self._runtime.knowledge.sources_in(readable, closest))
 
     # -- the answer --------------------------------------------------------------------------------------
 
@@ -185,7 +212,7 @@ class _Api:
         try:
             for index in call.choices:
                 yield self._chunk(call, index, {"role": "assistant", "content": ""})
-            async for event in call.generation:
+            async for event in _events(call):
                 self._apply(call, event)
                 match event:
                     case Delta():
@@ -200,7 +227,7 @@ class _Api:
         except (AppError, EngineError, RagError) as error:
             yield self._event(as_refusal(error).body())
         finally:
-            call.generation.abort()
+            call.abort()
 
     async def complete(self, call: _Call, request: Request) -> dict[str, Any]:
         """The whole answer at once; given up when the client has gone."""
@@ -208,10 +235,10 @@ class _Api:
         try:
             while not (await asyncio.wait({collecting}, timeout=_LOOK_S))[0]:
                 if await request.is_disconnected():
-                    call.generation.abort()
+                    call.abort()
             collecting.result()
         finally:
-            call.generation.abort()
+            call.abort()
             collecting.cancel()
         choices = [
             {
@@ -225,7 +252,7 @@ class _Api:
         return self._frame(call, choices, "chat.completion") | {"usage": self._usage(call)}
 
     async def _collect(self, call: _Call) -> None:
-        async for event in call.generation:
+        async for event in _events(call):
             self._apply(call, event)
 
     @staticmethod

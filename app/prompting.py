@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
 from app.pages.words import phrase
+from app.refusal import is_refusal
 from app.settings import Settings
 from app.store import Message, Ranking, Reference, Zone
 from engine.errors import ContextTooLong
 from engine.types import Scope, Segment
 from rag.cite import attribute
+from rag.order import CANDIDATES, needed
 from rag.prompt import Prompt, PromptDocument, PromptLayout, PromptSegment, Turn
+from rag.rerank import LEG as RERANKED
 from rag.types import DocumentText, Hit
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ _STRENGTH = ("unsupported", "similar", "verified")
 _AROUND = 300
 #: At most so many sources are shown under an answer.
 _MAX_SOURCES = 6
+#: Passages shown where the documents do not seem to hold an answer.
+_CLOSEST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class Built:
     segments: tuple[Segment, ...]
     placed: tuple[Placed, ...]
     notes: tuple[str, ...] = ()
+    #: The documents do not seem to hold an answer: there are no segments, and `placed` came closest.
+    refused: bool = False
 
 
 #: A source that is shown: where, how the answer leans on it, how search found it.
@@ -150,22 +157,29 @@ class Prompter:
         """The prompt for `question` after `path`, over `spans` or, for None, over what search finds `within`
         these collections (None: all readable ones).
 
-        `earlier` replaces the history of `path` (callers of the stateless API bring their own). Raises
+        `earlier` replaces the history of `path` (callers of the stateless API bring their own). Where what
+        was found does not look as if it held an answer, the result is `refused`. Raises
         `rag.errors.PromptTooLong`, `InvalidQuery`.
         """
         notes: list[str] = []
         texts = await self._texts(readable, [*_spans_of(path), *(spans or ())])
         found: dict[Span, Ranking] = {}
+        spare: list[Span] = []
         if spans is None:
             asked = [message.text for message in path if message.role == "user"]
             asked += [turn.text for turn in earlier or () if turn.role == "user"]
             where = readable if within is None else readable & within
-            hits = await self._knowledge.search(where, question, self._settings.search_results, asked)
+            hits = await self._knowledge.search(where, question, self._looked_at, asked)
+            if self._settings.refuse_unanswerable and not await self._knowledge.answerable(
+                where, question, hits, asked
+            ):
+                return Built((), _closest(hits), refused=True)
             found = await self._choose(where, hits, texts)
-            wanted = list(found)
+            wanted = self._needed(found)
             kept = [s for s in _last_front(path) if texts.get(s.document_id) and s not in wanted]
             kept = [span for span in kept if span.collection_id in where]
             wanted += kept[: self._settings.kept_passages]
+            spare = [span for span in found if span not in wanted]
         else:
             wanted = list(spans)
         for span in wanted:
@@ -175,12 +189,14 @@ class Prompter:
         turns, lost = self._history(path, texts)
         if lost:
             notes.append(phrase("note.lost"))
-        settled = [_document(s, texts, 0.0) for s in _last_front(path) if s in wanted]
-        documents = [_document(s, texts, 1.0 / (1 + i)) for i, s in enumerate(wanted)]
+        settled = [_document(s, texts, 0.0) for s in _last_front(path) if s in wanted or s in spare]
+        documents = [_document(s, texts, 1.0 / (1 + i)) for i, s in enumerate([*wanted, *spare])]
         prompt: Prompt = await asyncio.to_thread(
             self.layout.build,
             instructions=self._settings.instructions,
-            documents=documents,
+            documents=documents[: len(wanted)],
+            spare=documents[len(wanted) :],
+            places=self._settings.prompt_passages,
             history=turns if earlier is None else earlier,
             question=question,
             account=account,
@@ -197,12 +213,28 @@ class Prompter:
             notes.append(phrase("note.passages", n=len(prompt.dropped_documents)))
         if prompt.appended:
             notes.append(phrase("note.appended"))
-        by_key = {(s.document_id, s.part): s for s in wanted}
+        by_key = {(s.document_id, s.part): s for s in [*wanted, *spare]}
         standing: list[tuple[Zone, PromptDocument]] = [("front", d) for d in prompt.documents]
         standing += [("appended", d) for d in prompt.appended]
         placed = [Placed(by_key[d.key], zone, d.text, n, found.get(by_key[d.key]))
                   for n, (zone, d) in enumerate(standing)]  # fmt: skip
         return Built(tuple(engine_segment(s) for s in prompt.segments), tuple(placed), tuple(notes))
+
+    def _needed(self, found: dict[Span, Ranking]) -> list[Span]:
+        """Those of the spans found that must stand in the prompt; the others may."""
+        places = self._settings.prompt_passages
+        ranks = [[rank for _, rank in f.ranks] for f in found.values()]
+        if any(leg == RERANKED for f in found.values() for leg, _ in f.ranks):
+            return list(found)[:places]  # its order is better than what the fused scores say
+        spans = list(found)
+        leading = [1 in legs for legs in ranks]
+        return [spans[i] for i in needed([f.score for f in found.values()], leading, places)]
+
+    @property
+    def _looked_at(self) -> int:
+        """Passages that search is asked for: with one in the prompt there is nothing to choose among."""
+        several = self._settings.prompt_passages > 1
+        return max(self._settings.search_results, CANDIDATES if several else 0)
 
     # -- what goes in ------------------------------------------------------------------------------------
 
@@ -218,11 +250,11 @@ class Prompter:
     async def _choose(
         self, readable: frozenset[str], hits: Sequence[Hit], texts: dict[str, DocumentText | None]
     ) -> dict[Span, Ranking]:
-        """The best passages, each with its whole section where that is short enough, without repetition;
-        best first, each with how its best hit was found."""
+        """What may go into the prompt: passages, each with its whole section where that is short enough,
+        without repetition; best first, each with how its best hit was found."""
         chosen: dict[Span, Ranking] = {}
         for hit in hits:
-            if len(chosen) == self._settings.prompt_passages:
+            if len(chosen) == self._settings.prompt_passages == 1:
                 break
             document = texts.get(hit.document_id)
             if document is None:
@@ -250,6 +282,8 @@ class Prompter:
         for question, answer in itertools.pairwise(path):
             if question.role != "user" or answer.role != "assistant" or not answer.text.strip():
                 continue
+            if is_refusal(answer):
+                continue  # the model never saw that question, and would learn to refuse from it
             given = [r for r in answer.references if r.zone]
             documents = [texts.get(r.document_id) for r in given]
             if any(d is None or d.version != r.version for d, r in zip(documents, given, strict=True)):
@@ -312,6 +346,17 @@ def _surroundings(text: str, start: int, stop: int) -> tuple[int, int]:
     return first, last
 
 
+def _closest(hits: Sequence[Hit]) -> tuple[Placed, ...]:
+    """What is shown where there is no answer: the passages as they were found, without their sections."""
+    return tuple(
+        Placed(
+            Span(hit.document_id, hit.version, hit.collection_id, hit.start, hit.end), "", hit.text, n,
+            Ranking(hit.score, tuple(hit.ranks.items())),
+        )
+        for n, hit in enumerate(hits[:_CLOSEST])
+    )  # fmt: skip
+
+
 def _document(span: Span, texts: dict[str, DocumentText | None], weight: float) -> PromptDocument:
     document = texts[span.document_id]
     if document is None:
@@ -329,6 +374,6 @@ def _spans_of(path: Sequence[Message]) -> list[Span]:
 def _last_front(path: Sequence[Message]) -> list[Span]:
     """What stood in front in the last answered turn, in its order."""
     for message in reversed(path):
-        if message.role == "assistant":
+        if message.role == "assistant" and not is_refusal(message):
             return [Span.of(r) for r in message.references if r.zone == "front"]
     return []

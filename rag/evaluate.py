@@ -16,7 +16,7 @@ from rag.embed import Embedder
 from rag.errors import RagError
 from rag.fuse import WEIGHTS, fuse
 from rag.library import Library
-from rag.metrics import bootstrap, ndcg, recall, reciprocal_rank, success
+from rag.metrics import bootstrap, ndcg, paired, recall, reciprocal_rank, success
 from rag.parse.types import Limits, Parsed, TextBuilder
 from rag.sample import COLLECTION, document_id
 from rag.split import split_passages, split_sections
@@ -65,7 +65,8 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LegReport:
-    """Means over questions. `recall_at[k]`: a gold passage is among the first k; the interval is of 95 %."""
+    """Means over questions. `recall_at[k]`: a gold passage is among the first k; the interval is of 95 %.
+    `each`: "recall_at_5" and "ndcg_at_10" of each question, in the order asked."""
 
     questions: int
     recall_at: dict[int, float]
@@ -73,6 +74,7 @@ class LegReport:
     mrr: float
     recall_at_5_interval: tuple[float, float]
     missed: tuple[str, ...]
+    each: Mapping[str, tuple[float, ...]]
 
 
 def holds(hit: Hit, gold: Gold, collection: str = COLLECTION) -> bool:
@@ -122,8 +124,22 @@ def retrieval(
             float(np.mean([reciprocal_rank(f, {True}) for f in found])),
             bootstrap([float(any(f[:5])) for f in found]),
             tuple(q.id for q, f in zip(chosen, found, strict=True) if not any(f[:5])),
+            {"recall_at_5": tuple(float(any(f[:5])) for f in found), "ndcg_at_10": tuple(gains)},
         )
     return reports
+
+
+def fused_minus_better(each: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, Any]]:
+    """Measure -> how much fusion is better than the better of the two legs, with a paired bootstrap interval.
+
+    each   leg -> measure -> one value a question, the same questions in the same order for every leg
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for measure, fused in each["fused"].items():
+        better = max((leg for leg in each if leg != "fused"), key=lambda leg: sum(each[leg][measure]))
+        difference, low, high = paired(fused, each[better][measure])
+        found[measure] = {"better": better, "difference": difference, "interval": (low, high)}
+    return found
 
 
 # BEIR
@@ -161,8 +177,11 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
     return Beir(corpus, queries, judged)
 
 
-def evaluate_beir(beir: Beir, embedder: Embedder, *, depth: int = 200) -> dict[str, dict[str, float]]:
-    """Leg -> recall_at_5, recall_at_100, ndcg_at_10, mrr; a document ranks by its best passage."""
+def evaluate_beir(
+    beir: Beir, embedder: Embedder, *, depth: int = 200
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Leg -> recall_at_5, recall_at_100, ndcg_at_10, mrr of each judged query; a document ranks by its best
+    passage. `means` makes one number of each."""
     texts: list[str] = []
     owner: list[str] = []
     for id, (title, text) in beir.corpus.items():
@@ -185,13 +204,20 @@ def evaluate_beir(beir: Beir, embedder: Embedder, *, depth: int = 200) -> dict[s
     return {leg: _measures(run, beir.qrels) for leg, run in runs.items()}
 
 
-def _measures(run: Mapping[str, list[str]], qrels: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def means(each: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, float]]:
+    """Leg -> measure -> mean over the queries."""
+    return {leg: {m: float(np.mean(values)) for m, values in row.items()} for leg, row in each.items()}
+
+
+def _measures(
+    run: Mapping[str, list[str]], qrels: Mapping[str, Mapping[str, float]]
+) -> dict[str, tuple[float, ...]]:
     relevant = {q: {d for d, g in gains.items() if g > 0} for q, gains in qrels.items()}
     return {
-        "recall_at_5": float(np.mean([recall(run[q], relevant[q], 5) for q in qrels])),
-        "recall_at_100": float(np.mean([recall(run[q], relevant[q], 100) for q in qrels])),
-        "ndcg_at_10": float(np.mean([ndcg(run[q], dict(gains), 10) for q, gains in qrels.items()])),
-        "mrr": float(np.mean([reciprocal_rank(run[q], relevant[q]) for q in qrels])),
+        "recall_at_5": tuple(recall(run[q], relevant[q], 5) for q in qrels),
+        "recall_at_100": tuple(recall(run[q], relevant[q], 100) for q in qrels),
+        "ndcg_at_10": tuple(ndcg(run[q], dict(gains), 10) for q, gains in qrels.items()),
+        "mrr": tuple(reciprocal_rank(run[q], relevant[q]) for q in qrels),
     }
 
 

@@ -56,7 +56,6 @@ async def answer_all(
     prompter: Prompter,
     questions: Sequence[Question],
     *,
-    gate: bool = True,
     ceiling: bool = False,
     section_chars: int = 2_500,
     answer_tokens: int = ANSWER_TOKENS,
@@ -72,7 +71,7 @@ async def answer_all(
             spans = None
             if ceiling:
                 spans = [enclosing(bed, question.gold[0], section_chars)]
-            given = await _ask(bed, prompter, number, question, spans, gate, answer_tokens)
+            given = await _ask(bed, prompter, number, question, spans, answer_tokens)
             done += 1
             if progress is not None:
                 progress(done, len(questions))
@@ -89,12 +88,9 @@ async def _ask(
     number: int,
     question: Question,
     spans: Sequence[Span] | None,
-    gate: bool,
     answer_tokens: int,
 ) -> Given:
     account = f"evaluation-{number}"
-    if gate and spans is None and not await answerable(bed, question):
-        return Given(question, "", True, None)
     built = await prompter.build(
         readable=READABLE,
         path=(),
@@ -104,6 +100,8 @@ async def _ask(
         answer_tokens=answer_tokens,
         earlier=[Turn(turn.role, turn.content) for turn in question.history],
     )
+    if built.refused:
+        return Given(question, "", True, None)
     prompt = tuple(token for segment in built.segments for token in segment.tokens)
     if (prompt, answer_tokens) in bed.answered:
         return Given(question, bed.answered[prompt, answer_tokens], False, built, len(prompt))
@@ -127,13 +125,6 @@ async def _ask(
         generation.abort()
         bed.engine.close_conversation(account)
     raise EvaluationError(f"The answer to {question.id} ended without a result.")
-
-
-async def answerable(bed: Bed, question: Question) -> bool:
-    """What the gate says about a question."""
-    asked = [turn.content for turn in question.history if turn.role == "user"]
-    hits = await bed.knowledge.search(READABLE, question.question, bed.settings.search_results, asked)
-    return await bed.knowledge.answerable(READABLE, question.question, hits)
 
 
 def enclosing(bed: Bed, gold: GoldSpan, section_chars: int) -> Span:

@@ -1,15 +1,19 @@
-"""What the order of the documents in a prompt costs: a question log replayed through the real memory.
+"""What the passages of a prompt and their order cost: a question log replayed through the real memory.
 
 Pool, prefix tree, scheduler and eviction are the engine's own; only the model is missing. Documents are
 popular by Zipf's law, people talk about one for a few questions, and the pool holds a quarter of the library.
-A prompt holds the sections found for its question, and in a conversation those of the turn before as well.
-Every policy gets the same questions with the same sections, so that recall is equal; only the order differs:
+Every prompt holds the same number of sections, whatever the policy:
 
-    relevance   best section first, as most systems do; what is kept from before comes last
-    canonical   always in the same order, whoever asks
-    reuse       what stood in front stays, then what is in memory (`rag.order.reuse_aware`): Coread's own
+    relevance   the first sections found, best first, as most systems do
+    canonical   the same sections, always in the same order, whoever asks
+    reordered   the same sections, what is in memory first
+    reuse       Coread's own, by the code that lays out prompts (`rag.order`): sections that score nearly as
+                well as the best, or that one of the searches ranks first, must stand there; the other places
+                go to those found that need the least computing
 
-Counted are the prompt tokens that had to be computed, without the instructions.
+The first three hold the same sections, so their recall is equal; that of the fourth is measured beside it.
+In a conversation the turn before keeps its place where that is possible. Counted are the prompt tokens that
+had to be computed, without the instructions.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ from engine.memory import KVMemory
 from engine.scheduler import Limits, Scheduler
 from engine.sequence import Sequence as Running
 from engine.types import Scope, Segment
-from rag.evaluate import holds
-from rag.order import canonical, reuse_aware
+from rag.order import CANDIDATES, canonical, needed, reuse_aware, staying
+from rag.sample import COLLECTION, document_id
 from rag.types import DocumentText, Hit
 
-Policy = Literal["relevance", "canonical", "reuse"]
-POLICIES: tuple[Policy, ...] = ("relevance", "canonical", "reuse")
+Policy = Literal["relevance", "canonical", "reordered", "reuse"]
+POLICIES: tuple[Policy, ...] = ("relevance", "canonical", "reordered", "reuse")
 QUESTIONS, PEOPLE = 1_000, 50
 #: Passages in a prompt, each with its section: with one alone there would be nothing to order.
 PASSAGES = 3
@@ -56,32 +60,43 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One line of the log: the question's own sections, best first, then those kept from the turn before.
+    """One line of the log.
 
     conversation   number of the conversation, whose lines stand in the log in their order
-    recalled       None for a question that has no gold passage
+    found          sections that search found for the question, best first
+    scores         their fused scores
+    leading        which of them one of the searches ranks first
+    gold           which of them hold a gold passage; None for a question that has none
     """
 
     person: int
     conversation: int
     question: tuple[int, ...]
-    parts: tuple[Part, ...]
-    recalled: bool | None
+    found: tuple[Part, ...]
+    scores: tuple[float, ...]
+    leading: tuple[bool, ...]
+    gold: frozenset[int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a policy cost. Tokens are of prompts, without the instructions.
 
-    recall   share of the answerable questions with a gold passage among the passages of the prompt
+    recalled   one entry an answerable question of the log: a gold passage stood in its prompt
+    sections   sections that stood in all prompts together
     """
 
     policy: str
     questions: int
     prompt_tokens: int
     computed_tokens: int
-    recall: float
+    recalled: tuple[bool, ...]
+    sections: int
     evictions: int
+
+    @property
+    def recall(self) -> float | None:
+        return sum(self.recalled) / len(self.recalled) if self.recalled else None
 
 
 class Words:
@@ -102,16 +117,16 @@ def question_log(
     words: Words,
     *,
     longest: int = LONGEST,
-    passages: int = PASSAGES,
     count: int = QUESTIONS,
     people: int = PEOPLE,
+    seed: int = _SEED,
 ) -> list[Asked]:
     """`count` questions by `people` people, each of whom talks about a document (by Zipf's law over a
     shuffled list) for 1 to `longest` questions and then about another. Same arguments, same log.
 
-    found   question id -> hits, best first
+    found   question id -> hits, best first; the sections of the first `CANDIDATES` are kept
     """
-    chance = random.Random(_SEED)
+    chance = random.Random(seed)
     about: dict[str, list[Question]] = {}
     for question in questions:
         if found[question.id]:
@@ -124,7 +139,6 @@ def question_log(
     section = _Sections(documents, words)
     left: dict[int, list[Question]] = {}
     talk: dict[int, int] = {}
-    kept: dict[int, list[Part]] = {}
     log: list[Asked] = []
     for number in range(count):
         person = chance.randrange(people)
@@ -132,18 +146,19 @@ def question_log(
             topic = list(about[chance.choices(names, cum_weights=weights)[0]])
             chance.shuffle(topic)
             left[person] = topic[: chance.randint(1, longest)]
-            talk[person], kept[person] = number, []
+            talk[person] = number
         question = left[person].pop()
-        own: list[Part] = []
-        used: list[Hit] = []
-        for hit in found[question.id]:
-            if section(hit) not in own and len(own) < passages:
-                own.append(section(hit))
-                used.append(hit)
-        right = any(holds(hit, gold) for hit in used for gold in question.gold) if question.gold else None
-        parts = own + [part for part in kept[person] if part not in own]
-        log.append(Asked(person, talk[person], words(question.question), tuple(parts), right))
-        kept[person] = own
+        best: dict[Part, Hit] = {}
+        for hit in found[question.id][:CANDIDATES]:
+            best.setdefault(section(hit), hit)
+        gold = frozenset(n for n, part in enumerate(best) if section.holds(part, question))
+        log.append(
+            Asked(
+                person, talk[person], words(question.question), tuple(best),
+                tuple(hit.score for hit in best.values()),
+                tuple(1 in hit.ranks.values() for hit in best.values()), gold if question.gold else None,
+            )
+        )  # fmt: skip
     return log
 
 
@@ -163,6 +178,15 @@ class _Sections:
             self._made[key] = Part(hit.collection_id, hit.document_id, hit.section, tokens)
         return self._made[key]
 
+    def holds(self, part: Part, question: Question) -> bool:
+        """True where the section holds at least half of one of the question's gold passages."""
+        section = next(s for s in self._documents[part.document_id].sections if s.index == part.part)
+        return any(
+            document_id(gold.document, COLLECTION) == part.document_id
+            and 2 * (min(section.end, gold.end) - max(section.start, gold.start)) >= gold.end - gold.start
+            for gold in question.gold
+        )
+
 
 def pool_blocks(documents: Mapping[str, DocumentText], words: Words, share: float = 0.25) -> int:
     """Blocks that hold this share of all documents' tokens."""
@@ -170,9 +194,16 @@ def pool_blocks(documents: Mapping[str, DocumentText], words: Words, share: floa
 
 
 def replay(
-    log: Sequence[Asked], policy: Policy, *, blocks: int, instructions: Sequence[int], running: int = 8
+    log: Sequence[Asked],
+    policy: Policy,
+    *,
+    blocks: int,
+    instructions: Sequence[int],
+    running: int = 8,
+    places: int = PASSAGES,
 ) -> Replay:
-    """Play the log through a fresh memory of `blocks` blocks, `running` questions at a time.
+    """Play the log through a fresh memory of `blocks` blocks, `running` questions at a time, `places`
+    sections a prompt.
 
     A question waits until its conversation's question before it is answered.
     """
@@ -182,7 +213,8 @@ def replay(
     history: dict[int, tuple[int, ...]] = {}
     settled: dict[int, list[Part]] = {}
     answering: dict[Running, Asked] = {}
-    prompt = computed = 0
+    prompt = computed = sections = 0
+    recalled: list[bool] = []
     waiting = deque(log)
     while waiting or answering:
         while waiting and len(answering) < running:
@@ -190,8 +222,11 @@ def replay(
             if any(other.conversation == asked.conversation for other in answering.values()):
                 break
             waiting.popleft()
-            order = _ordered(memory, lead, asked.parts, settled.get(asked.conversation, []), policy)
+            order = _chosen(memory, lead, asked, settled.get(asked.conversation, []), policy, places)
             settled[asked.conversation] = order
+            sections += len(order)
+            if asked.gold is not None:
+                recalled.append(any(asked.found[n] in order for n in asked.gold))
             sequence = _sequence(memory, lead, asked, order, history.get(asked.conversation, ()))
             scheduler.add(sequence)
             answering[sequence] = asked
@@ -214,22 +249,29 @@ def replay(
                     history[asked.conversation] = (
                         *history.get(asked.conversation, ()), *asked.question, *[ANSWER] * ANSWER_TOKENS
                     )  # fmt: skip
-    judged = [asked.recalled for asked in log if asked.recalled is not None]
-    recall = sum(judged) / len(judged) if judged else 0.0
-    return Replay(policy, len(log), prompt, computed, recall, memory.counters.evictions)
+    return Replay(policy, len(log), prompt, computed, tuple(recalled), sections, memory.counters.evictions)
 
 
 def compare(
-    log: Sequence[Asked], *, blocks: int, instructions: Sequence[int], running: int = 8
+    log: Sequence[Asked],
+    *,
+    blocks: int,
+    instructions: Sequence[int],
+    running: int = 8,
+    places: int = PASSAGES,
 ) -> dict[str, Any]:
     """Each policy's replay, and the ratio to relevance order."""
-    played = {p: replay(log, p, blocks=blocks, instructions=instructions, running=running) for p in POLICIES}
+    played = {
+        p: replay(log, p, blocks=blocks, instructions=instructions, running=running, places=places)
+        for p in POLICIES
+    }
     base = played["relevance"].computed_tokens
     return {
         "tokens_computed": {p: r.computed_tokens for p, r in played.items()},
         "tokens_computed_ratio": {p: r.computed_tokens / base if base else None for p, r in played.items()},
-        "layout_prompt_tokens": played["relevance"].prompt_tokens,
-        "layout_recall": played["relevance"].recall,
+        "layout_recall": {p: r.recall for p, r in played.items()},
+        "layout_prompt_tokens": {p: r.prompt_tokens for p, r in played.items()},
+        "layout_sections": {p: r.sections for p, r in played.items()},
         "layout_pool_blocks": blocks,
         "layout_questions": len(log),
     }
@@ -239,20 +281,29 @@ def _segments(parts: Sequence[Part]) -> list[Segment]:
     return [Segment(p.tokens, Scope.collection(p.collection_id), "document", p.document_id) for p in parts]
 
 
-def _ordered(
-    memory: KVMemory, lead: Segment, parts: Sequence[Part], settled: Sequence[Part], policy: Policy
+def _chosen(
+    memory: KVMemory, lead: Segment, asked: Asked, settled: Sequence[Part], policy: Policy, places: int
 ) -> list[Part]:
+    must, spare = list(asked.found[:places]), list[Part]()
     match policy:
         case "relevance":
-            return list(parts)
+            return must
         case "canonical":
-            return canonical(parts)
+            return canonical(must)
         case "reuse":
-            front = [part for part in settled if part in parts]
-            new = [part for part in parts if part not in front]
-            return front + reuse_aware(
-                new, lambda chain: memory.resident_tokens([lead, *_segments([*front, *chain])])
-            )
+            must = [asked.found[i] for i in needed(asked.scores, asked.leading, places)]
+            spare = [part for part in asked.found if part not in must]
+    front = staying(settled, must, spare, places)
+    new = [part for part in must if part not in front]
+    if not new:
+        return front
+    return front + reuse_aware(
+        new,
+        lambda chain: memory.resident_tokens([lead, *_segments([*front, *chain])]),
+        lambda part: len(part.tokens),
+        spare=[part for part in spare if part not in front],
+        places=places - len(front),
+    )
 
 
 def _sequence(

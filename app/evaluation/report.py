@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,22 @@ from app.evaluation.bed import READABLE, EvaluationError, open_bed, open_library
 from app.settings import Settings
 from data import Question, Split
 from rag.embed import SentenceEmbedder
-from rag.evaluate import earlier_questions, evaluate_beir, read_beir, retrieval
+from rag.evaluate import (
+    LegReport,
+    earlier_questions,
+    evaluate_beir,
+    fused_minus_better,
+    means,
+    read_beir,
+    retrieval,
+)
 from rag.library import Library
+from rag.order import CANDIDATES
 from rag.types import Hit
 
 Say = Callable[[str], None]
 #: Hits that the replayed log chooses its sections from.
-_DEPTH = 10
+_DEPTH = CANDIDATES
 
 
 def evaluate(
@@ -54,7 +63,9 @@ def evaluate(
     say("Reading the sample documents")
     with open_library(settings, folder) as library:
         say("Searching")
-        result["retrieval"] = _retrieval(library, questions)
+        reports = retrieval(library, questions)
+        result["retrieval"] = _legs(reports)
+        result["fused_minus_better"] = fused_minus_better({leg: r.each for leg, r in reports.items()})
         result.update(_gate(library, questions, settings.search_results))
         say("Replaying the question log")
         result.update(_layout(library, questions, settings))
@@ -70,10 +81,16 @@ def evaluate_folder(settings: Settings, folder: Path) -> dict[str, Any]:
         raise EvaluationError(f"{folder} has no query with a relevant document.")
     embedder = SentenceEmbedder(settings.embedder)
     try:
-        legs = evaluate_beir(beir, embedder)
+        each = evaluate_beir(beir, embedder)
     finally:
         embedder.close()
-    return {"beir": str(folder), "queries": len(beir.qrels), "documents": len(beir.corpus), "retrieval": legs}
+    return {
+        "beir": str(folder),
+        "queries": len(beir.qrels),
+        "documents": len(beir.corpus),
+        "retrieval": means(each),
+        "fused_minus_better": fused_minus_better(each),
+    }
 
 
 def chosen(split: Split, limit: int | None) -> list[Question]:
@@ -84,9 +101,9 @@ def chosen(split: Split, limit: int | None) -> list[Question]:
     return [questions[i * len(questions) // limit] for i in range(limit)]
 
 
-def _retrieval(library: Library, questions: Sequence[Question]) -> dict[str, Any]:
+def _legs(reports: Mapping[str, LegReport]) -> dict[str, Any]:
     found = {}
-    for leg, report in retrieval(library, questions).items():
+    for leg, report in reports.items():
         found[leg] = {
             **{f"recall_at_{k}": value for k, value in report.recall_at.items()},
             "recall_at_5_interval": report.recall_at_5_interval,
@@ -103,7 +120,9 @@ def _hits(library: Library, question: Question, count: int) -> list[Hit]:
 def _gate(library: Library, questions: Sequence[Question], results: int) -> dict[str, Any]:
     """Refusals by the gate alone; with answers, `accuracy` adds what the model declines."""
     passed = {
-        q.id: library.answerability(q.question, _hits(library, q, results), READABLE).answerable
+        q.id: library.answerability(
+            q.question, _hits(library, q, results), READABLE, earlier_questions(q)
+        ).answerable
         for q in questions
     }
     without = [not passed[q.id] for q in questions if not q.gold]
@@ -147,7 +166,6 @@ async def _answers(
             bed,
             bed.prompter,
             [q for q in questions if q.gold],
-            gate=False,
             ceiling=True,
             section_chars=settings.section_chars,
             progress=progress("Answering from the right section alone"),
@@ -168,12 +186,22 @@ def lines(result: dict[str, Any]) -> list[str]:
     for leg, row in result["retrieval"].items():
         figures = "  ".join(f"{key} {value:.3f}" for key, value in row.items() if isinstance(value, float))
         found.append(f"{leg:8} {figures}")
+    for measure, row in result.get("fused_minus_better", {}).items():
+        low, high = row["interval"]
+        found.append(
+            f"fused less {row['better']}, {measure}: {row['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+        )
     for key, value in result.items():
         if isinstance(value, float):
             found.append(f"{key}: {value:.3f}")
         elif key == "tokens_computed":
             figures = ", ".join(f"{policy} {count:,}" for policy, count in value.items())
-            found.append(f"tokens computed by order: {figures}")
+            found.append(f"tokens computed by layout: {figures}")
+        elif key == "layout_recall":
+            figures = ", ".join(
+                f"{policy} {share:.3f}" for policy, share in value.items() if share is not None
+            )
+            found.append(f"recall of the prompts by layout: {figures}")
         elif isinstance(value, int | str):
             found.append(f"{key}: {value}")
     return found

@@ -65,6 +65,12 @@ def two_sample_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of hashed words do not tell whether a passage answers. Tests of refusals switch them on."""
+    monkeypatch.setenv("COREAD_REFUSE_UNANSWERABLE", "false")
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return load_settings(data_dir=tmp_path / "data", answer_tokens=64)

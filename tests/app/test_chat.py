@@ -11,6 +11,7 @@ from app import commands
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.live import HEARTBEAT_S
 from app.principal import OWNER, Principal
+from app.refusal import CLOSEST, is_refusal, refusal
 from app.runtime import Runtime
 from app.updates import Finished, Found, Stage, Text, Update
 from engine.errors import LimitReached, StepFailed
@@ -248,3 +249,65 @@ async def test_eight_people_at_once_never_see_each_others_text(runtime: Runtime,
         text = CharTokenizer().decode([t for s in mine.segments for t in s.tokens])
         assert f"nonce-{person.id}" in text
         assert text.count("nonce-") == 1
+
+
+# -- where the documents do not say --------------------------------------------------------------------------
+
+NOT_THERE = "Who is the mayor of Ardmoor?"
+
+
+@pytest.fixture
+def strict(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """Refuses what the test's own word vectors say nothing near to."""
+
+    async def answerable(readable: Any, query: str, hits: Any, history: Any = ()) -> bool:
+        return query != NOT_THERE
+
+    monkeypatch.setattr(runtime.knowledge, "answerable", answerable)
+    monkeypatch.setattr(
+        runtime.prompter, "_settings", runtime.settings.model_copy(update={"refuse_unanswerable": True})
+    )
+    return runtime
+
+
+async def test_a_question_that_the_documents_do_not_answer_is_not_given_to_the_model(
+    strict: Runtime, engine: FakeEngine
+) -> None:
+    talk = await strict.store.create(ANN)
+    updates = await run(strict.chat.ask(ANN, talk.id, NOT_THERE))
+    assert engine.requests == []
+    finished = updates[-1]
+    assert isinstance(finished, Finished)
+    assert finished.message.text == refusal() == "".join(u.delta for u in updates if isinstance(u, Text))
+    assert (finished.message.model, finished.message.receipt, finished.message.status) == (
+        None, None, "complete"
+    )  # fmt: skip
+    assert {source.verdict for source in finished.sources} == {CLOSEST}
+    assert {source.title for source in finished.sources} == {"The lighthouse", "The bakery"}
+    stored = await strict.store.path(ANN, talk.id)
+    assert [m.role for m in stored] == ["user", "assistant"]
+    assert is_refusal(stored[1])
+    assert not is_refusal(stored[0])
+
+
+async def test_a_refusal_leaves_no_trace_in_the_next_prompt(strict: Runtime, engine: FakeEngine) -> None:
+    engine.script = says("In 1871.")
+    talk, _ = await ask(strict, ANN)
+    await ask(strict, ANN, NOT_THERE, talk)
+    await ask(strict, ANN, "And what does its lamp burn?", talk)
+    first, last = ([t for s in r.segments for t in s.tokens] for r in engine.requests)
+    assert last[: len(first)] == first
+    assert "mayor" not in prompt_of(engine)
+    assert "do not seem" not in prompt_of(engine)
+
+
+async def test_a_document_that_was_chosen_is_always_read(strict: Runtime, engine: FakeEngine) -> None:
+    talk = await strict.store.create(ANN, document_id="sample-bakery")
+    await run(strict.chat.ask(ANN, talk.id, NOT_THERE))
+    assert len(engine.requests) == 1
+
+
+async def test_refusing_can_be_switched_off(runtime: Runtime, engine: FakeEngine) -> None:
+    assert not runtime.settings.refuse_unanswerable  # see conftest
+    await ask(runtime, ANN, NOT_THERE)
+    assert len(engine.requests) == 1

@@ -86,7 +86,10 @@ def test_an_unanswerable_question_that_is_answered_counts_as_wrong() -> None:
 
 
 def asked(number: int, parts: list[Part]) -> Asked:
-    return Asked(number % 3, number, (900 + number,), tuple(parts), True)
+    scores = tuple(1.0 - n / 100 for n in range(len(parts)))
+    return Asked(
+        number % 3, number, (900 + number,), tuple(parts), scores, (False,) * len(parts), frozenset({0})
+    )
 
 
 def part(name: str, first: int, length: int = 32) -> Part:
@@ -99,7 +102,7 @@ def test_with_room_for_all_an_order_that_varies_computes_more() -> None:
     lead = tuple(range(2_000, 2_016))
     counted = {p: replay(log, p, blocks=64, instructions=lead, running=1).computed_tokens for p in POLICIES}
     # Questions of one token each. By relevance the second prompt computes both documents again.
-    assert counted == {"relevance": 64 + 1 + 64 + 1 + 1, "canonical": 64 + 3, "reuse": 64 + 3}
+    assert counted == {"relevance": 64 + 1 + 64 + 1 + 1, "canonical": 67, "reordered": 67, "reuse": 67}
 
 
 def test_what_is_in_memory_comes_first() -> None:
@@ -108,7 +111,25 @@ def test_what_is_in_memory_comes_first() -> None:
     log = [asked(0, [b]), asked(1, [b, a])]
     lead = tuple(range(2_000, 2_016))
     counted = {p: replay(log, p, blocks=64, instructions=lead, running=1).computed_tokens for p in POLICIES}
-    assert counted == {"relevance": 32 + 1 + 33, "canonical": 32 + 1 + 65, "reuse": 32 + 1 + 33}
+    assert counted == {"relevance": 32 + 1 + 33, "canonical": 98, "reordered": 66, "reuse": 66}
+
+
+def test_a_place_that_is_free_goes_to_what_is_in_memory_and_the_needed_stays() -> None:
+    a, b, c = part("a", 1), part("b", 101), part("c", 201)
+    log = [
+        asked(0, [c]),
+        Asked(1, 1, (901,), (a, b, c), (1.0, 0.5, 0.4), (True, False, False), frozenset({1})),
+    ]
+    lead = tuple(range(2_000, 2_016))
+    played = {p: replay(log, p, blocks=64, instructions=lead, running=1, places=2) for p in POLICIES}
+    # Needed is "a" alone; "c" costs nothing, "b" would cost 32 tokens.
+    assert played["reuse"].computed_tokens == 32 + 1 + 33
+    assert played["reordered"].computed_tokens == 32 + 1 + 65
+    assert {p: r.sections for p, r in played.items()} == dict.fromkeys(POLICIES, 3)
+    # What that costs in recall is counted, not assumed: here "b" held the answer.
+    assert {p: r.recall for p, r in played.items()} == {
+        "relevance": 1.0, "canonical": 1.0, "reordered": 1.0, "reuse": 0.5
+    }  # fmt: skip
 
 
 def test_every_policy_plays_every_question_in_a_small_pool() -> None:
@@ -116,10 +137,11 @@ def test_every_policy_plays_every_question_in_a_small_pool() -> None:
     parts = [part(f"d{i}", 1 + 100 * i, 20 + i) for i in range(12)]
     log = [asked(n, chance.sample(parts, 3)) for n in range(60)]
     found = compare(log, blocks=40, instructions=tuple(range(5_000, 5_010)), running=4)
-    total = sum(len(p.tokens) for line in log for p in line.parts) + len(log)
-    assert found["layout_prompt_tokens"] == total
+    total = sum(len(p.tokens) for line in log for p in line.found) + len(log)
+    assert found["layout_prompt_tokens"] == dict.fromkeys(POLICIES, total)
     assert all(0 < count <= total for count in found["tokens_computed"].values())
-    assert found["layout_recall"] == 1.0
+    assert found["layout_recall"] == dict.fromkeys(POLICIES, 1.0)
+    assert found["layout_sections"] == dict.fromkeys(POLICIES, 180)
     assert found["tokens_computed_ratio"]["relevance"] == 1.0
 
 
@@ -155,10 +177,10 @@ def test_the_log_is_fixed_and_each_prompt_holds_a_section_once() -> None:
     assert first == again
     assert len(first) == 200
     for line in first:
-        keys = [(p.document_id, p.part) for p in line.parts]
+        keys = [(p.document_id, p.part) for p in line.found]
         assert len(set(keys)) == len(keys)
-        assert line.recalled
-    popular = [sum(line.parts[0].document_id == id for line in first) for id in documents]
+        assert line.gold == {0}  # the gold passage is the document's beginning
+    popular = [sum(line.found[0].document_id == id for line in first) for id in documents]
     assert max(popular) > 2 * min(popular)
     with pytest.raises(ValueError, match="at least one question"):
         question_log([], {}, documents, Words(spans))

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from app.openai_api import openai_router
+from app.refusal import refusal
 from app.runtime import Runtime
 from app.settings import load_settings
 from engine.errors import ContextTooLong, LimitReached, StepFailed
@@ -246,3 +247,44 @@ async def test_a_public_server_asks_for_one_of_its_keys(
     assert len({request.principal for request in fake.requests}) == 2
     assert len({segment.scope for request in fake.requests for segment in request.segments}) == 2
     await asyncio.sleep(0)
+
+
+# -- where the documents do not say --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refusing(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answerable(readable: Any, query: str, hits: Any, history: Any = ()) -> bool:
+        return False
+
+    monkeypatch.setattr(runtime.knowledge, "answerable", answerable)
+    monkeypatch.setattr(
+        runtime.prompter, "_settings", runtime.settings.model_copy(update={"refuse_unanswerable": True})
+    )
+
+
+@pytest.mark.usefixtures("refusing")
+async def test_what_the_documents_do_not_say_is_said_without_the_model(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    answer = (await client.post(URL, json=body(model="coread", n=2))).json()
+    assert engine.requests == []
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "stop"]
+    text = answer["choices"][0]["message"]["content"]
+    assert text.startswith(refusal())
+    assert "1. The " in text
+    assert "“" in text
+    assert answer["usage"]["total_tokens"] == 0
+    response = await client.post(URL, json=body(model="coread", stream=True))
+    chunks = events_of(response.text)[:-1]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.usefixtures("refusing")
+async def test_the_language_model_by_its_own_name_refuses_nothing(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    answer = (await client.post(URL, json=body())).json()
+    assert answer["choices"][0]["message"]["content"] == "Hello."
+    assert len(engine.requests) == 1

@@ -106,9 +106,23 @@ def test_a_beir_folder_is_read_and_measured(tmp_path: Path) -> None:
     write_beir(tmp_path)
     beir = evaluate.read_beir(tmp_path)
     assert list(beir.qrels) == ["q"]
-    measured = evaluate.evaluate_beir(beir, HashEmbedder())
+    each = evaluate.evaluate_beir(beir, HashEmbedder())
+    measured = evaluate.means(each)
     assert measured["lexical"] == {"recall_at_5": 1.0, "recall_at_100": 1.0, "ndcg_at_10": 1.0, "mrr": 1.0}
     assert measured["fused"]["recall_at_5"] == 1.0
+    assert set(evaluate.fused_minus_better(each)) == {"recall_at_5", "recall_at_100", "ndcg_at_10", "mrr"}
+
+
+def test_fusion_is_compared_with_the_better_leg_question_by_question() -> None:
+    each = {
+        "dense": {"recall_at_5": (1.0, 0.0, 0.0, 0.0)},
+        "lexical": {"recall_at_5": (0.0, 1.0, 1.0, 0.0)},
+        "fused": {"recall_at_5": (1.0, 1.0, 1.0, 0.0)},
+    }
+    found = evaluate.fused_minus_better(each)["recall_at_5"]
+    assert (found["better"], found["difference"]) == ("lexical", 0.25)
+    low, high = found["interval"]
+    assert low == 0.0 < high <= 1.0
 
 
 def test_a_broken_beir_folder_names_file_and_line(tmp_path: Path) -> None:

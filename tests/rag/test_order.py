@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag.order import NEAR, canonical, near_best, reuse_aware, staying
+from rag.order import NEAR, canonical, needed, reuse_aware, staying
 from rag.prompt import PromptDocument
 
 NAMES = "abcdefgh"
@@ -33,10 +33,8 @@ class Memory:
         return 7 + sum(size(d) for d in chain[:held])  # the instructions are always there
 
 
-def chosen(memory: Memory, needed: str, spare: str = "", places: int = 0) -> str:
-    found = reuse_aware(
-        [DOCS[n] for n in needed], memory, size, spare=[DOCS[n] for n in spare], places=places
-    )
+def chosen(memory: Memory, must: str, spare: str = "", places: int = 0) -> str:
+    found = reuse_aware([DOCS[n] for n in must], memory, size, spare=[DOCS[n] for n in spare], places=places)
     return "".join(d.document_id for d in found)
 
 
@@ -48,12 +46,12 @@ def computed(memory: Memory, names: str) -> int:
 @given(st.lists(st.permutations(NAMES).map(lambda p: "".join(p[:3])), max_size=4),
        st.permutations(NAMES), st.integers(0, 4), st.integers(0, 4))  # fmt: skip
 def test_the_needed_are_there_once_and_nothing_is_dearer_than_canonical_order(
-    chains: list[str], found: list[str], needed: int, places: int
+    chains: list[str], found: list[str], count: int, places: int
 ) -> None:
     memory = Memory(*chains)
-    must, spare = "".join(found[:needed]), "".join(found[needed:])
+    must, spare = "".join(found[:count]), "".join(found[count:])
     got = chosen(memory, must, spare, places)
-    assert len(set(got)) == len(got) == max(needed, places)
+    assert len(set(got)) == len(got) == max(count, places)
     assert set(must) <= set(got)
     first = "".join(d.document_id for d in canonical([DOCS[n] for n in found[: len(got)]]))
     assert computed(memory, got) <= computed(memory, first)
@@ -84,19 +82,20 @@ def test_nothing_is_asked_without_documents_and_the_search_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "places", "count"),
+    ("scores", "leading", "places", "which"),
     [
-        ([1.0, NEAR, NEAR - 0.01], 3, 2),
-        ([1.0, 0.99, 0.98], 2, 2),
-        ([0.04], 3, 1),
-        ([], 3, 0),
-        ([1.0, 0.5], 1, 1),
+        ([1.0, NEAR, NEAR - 0.01, 0.2], "1000", 3, [0, 1]),
+        ([1.0, 0.99, 0.98], "100", 2, [0, 1]),
+        ([1.0, 0.5, 0.4, 0.3], "1010", 3, [0, 2]),  # one of the searches ranks the third first
+        ([1.0, 0.5, 0.4, 0.3], "1001", 3, [0]),
+        ([0.04], "0", 3, [0]),
+        ([], "", 3, []),
     ],
 )
-def test_what_scores_nearly_as_well_as_the_best_is_needed(
-    scores: list[float], places: int, count: int
+def test_what_scores_nearly_as_well_as_the_best_or_leads_a_search_is_needed(
+    scores: list[float], leading: str, places: int, which: list[int]
 ) -> None:
-    assert near_best(scores, places) == count
+    assert needed(scores, [sign == "1" for sign in leading], places) == which
 
 
 def names(documents: Sequence[PromptDocument]) -> str:
@@ -104,8 +103,8 @@ def names(documents: Sequence[PromptDocument]) -> str:
 
 
 def test_what_stood_in_front_stays_up_to_the_first_that_leaves() -> None:
-    def kept(settled: str, needed: str, spare: str, places: int) -> str:
-        return names(staying(*([DOCS[n] for n in part] for part in (settled, needed, spare)), places))
+    def kept(settled: str, must: str, spare: str, places: int) -> str:
+        return names(staying(*([DOCS[n] for n in part] for part in (settled, must, spare)), places))
 
     assert kept("xab".replace("x", "h"), "a", "hb", 3) == "hab"
     assert kept("hab", "a", "hb", 2) == "ha"  # no place for b
