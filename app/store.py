@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from app.errors import CommentRefused, NotFoundHere, TitleRefused
+from app.pages.words import phrase
 from app.principal import Principal
 from rag.database import Database, Migration
 
@@ -495,7 +496,7 @@ def _owned(c: sqlite3.Connection, principal: Principal, id: str) -> Conversation
     )
     row = c.execute(sql, (id, principal.id)).fetchone()
     if row is None:
-        raise NotFoundHere("There is no such conversation.")
+        raise NotFoundHere(phrase("refused.no_conversation"))
     return Conversation(*row)
 
 
@@ -506,7 +507,7 @@ def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[
     )
     row = c.execute(sql, (id, conversation_id)).fetchone()
     if row is None:
-        raise NotFoundHere("There is no such message in this conversation.")
+        raise NotFoundHere(phrase("refused.no_message"))
     return tuple(row)
 
 

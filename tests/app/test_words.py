@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import string
 from collections.abc import AsyncIterator
@@ -186,3 +187,22 @@ def test_texts_cannot_end_the_script_that_they_stand_in(monkeypatch: pytest.Monk
     monkeypatch.setattr(words_page, "TEXTS", {"a.b": ('</script>"\\\n', "x")})
     assert words_page.translated('{"a": "@@a.b@@"}', "en") == r'{"a": "\u003c/script\u003e\"\\\n"}'
     assert words_page.translated("@@no.such@@", "en") == "@@no.such@@"
+
+
+@pytest.mark.parametrize("key", sorted(TEXTS))
+def test_every_text_is_used(key: str) -> None:
+    """By its whole key, or by a prefix that code completes (`"receipt." + name`)."""
+    prefix = key.rpartition(".")[0] + "."
+    made = (f'"{prefix}"', f"'{prefix}'", f'f"{prefix}{{', f"f'{prefix}{{")
+    used = any(f'"{key}"' in text or f"'{key}'" in text or f"@@{key}@@" in text for text in _sources())
+    assert used or any(start in text for text in _sources() for start in made), key
+
+
+@functools.cache
+def _sources() -> tuple[str, ...]:
+    app = PAGES.parent
+    return tuple(
+        path.read_text(encoding="utf-8")
+        for path in sorted(app.rglob("*"))
+        if path.suffix in (".py", ".js", ".html") and not path.name.startswith("words_")
+    )
