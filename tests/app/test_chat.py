@@ -10,6 +10,8 @@ import pytest
 from app import commands
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.live import HEARTBEAT_S
+from app.pages import transcript
+from app.pages.words import Words
 from app.principal import OWNER, Principal
 from app.refusal import CLOSEST, is_refusal, refusal
 from app.runtime import Runtime
@@ -288,6 +290,9 @@ async def test_a_question_that_the_documents_do_not_answer_is_not_given_to_the_m
     assert [m.role for m in stored] == ["user", "assistant"]
     assert is_refusal(stored[1])
     assert not is_refusal(stored[0])
+    shown = transcript.answer_entries(finished.message, finished.sources, Words("zh-Hant"))
+    assert "它們並不是答案" in str(shown[0]["content"])
+    assert "並非答案" in str(shown[0]["content"])  # each passage is marked
 
 
 async def test_a_refusal_leaves_no_trace_in_the_next_prompt(strict: Runtime, engine: FakeEngine) -> None:
@@ -311,3 +316,25 @@ async def test_refusing_can_be_switched_off(runtime: Runtime, engine: FakeEngine
     assert not runtime.settings.refuse_unanswerable  # see conftest
     await ask(runtime, ANN, NOT_THERE)
     assert len(engine.requests) == 1
+
+
+async def test_a_prompt_of_several_passages_begins_with_what_is_in_memory(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        runtime.prompter, "_settings", runtime.settings.model_copy(update={"prompt_passages": 2})
+    )
+
+    def documents() -> list[str | None]:
+        return [s.document for s in engine.requests[-1].segments if s.origin == "document"]
+
+    await ask(runtime, ANN)
+    assert documents() == ["sample-bakery", "sample-lighthouse"]  # nothing is in memory: the same for all
+
+    def resident(segments: Any) -> int:
+        held = [s for s in segments if s.document != "sample-bakery"]
+        return sum(len(s.tokens) for s in held) if held == list(segments) else len(segments[0].tokens)
+
+    monkeypatch.setattr(type(engine), "resident_tokens", lambda self, segments: resident(segments))
+    await ask(runtime, BOB)
+    assert documents() == ["sample-lighthouse", "sample-bakery"]
