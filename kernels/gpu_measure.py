@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +20,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.api import AttentionBackend
+from kernels.api import Heads as LayerShape
 from kernels.fp8 import CAPABILITY, Scales, load, store
 from kernels.plan import AttentionPlan
 from kernels.reference import ReferenceBackend
 from kernels.roofline import Decode, Heads, decode_cost
 from kernels.triton_backend import TritonBackend, interpreted, make_triton_backend
+from kernels.triton_config import Launch
 
 BLOCK = 16
 #: torch.cuda's classes carry no types.
@@ -192,6 +194,22 @@ def pool_correctness(backend: TritonBackend) -> Result:
     return Result("correctness", "write and copy", passed=good)
 
 
+class DeeperBackend(TritonBackend):
+    """Narrow tiles with more stages than the launcher's choice: a question for the first GPU at hand.
+
+    Block ids are loaded in front of K and V, and Triton shares the stages out between the two levels: three
+    or four give one buffer of K and V, five give two, so that the next turn's copies run under this turn's
+    products.
+    """
+
+    stages = 5
+
+    def launch_config(self, heads: LayerShape, block_size: int) -> Launch:
+        """See `TritonBackend.launch_config`."""
+        chosen = super().launch_config(heads, block_size)
+        return replace(chosen, narrow=replace(chosen.narrow, stages=self.stages))
+
+
 def decode(
     clock: Clock,
     backend: TritonBackend,
@@ -201,6 +219,7 @@ def decode(
     *,
     peers: bool,
     eight_bit: bool = False,
+    what: str = "decode",
 ) -> Result:
     """One layer of a decode step: two phases, one phase, and torch over gathered K and V."""
     shared_blocks, own_blocks = work.shared // BLOCK, -(-work.own // BLOCK)
@@ -239,7 +258,7 @@ def decode(
         times.append(clock.seconds(clock.captured(attend)))
     cost = decode_cost(heads, work, shared_pass=True)
     result = Result(
-        "decode, 8-bit KV" if eight_bit else "decode",
+        what,
         f"{heads.name}: {work.readers} x {work.shared + work.own}, {work.shared} shared",
         seconds=times[0],
         extra={

@@ -30,6 +30,7 @@ from kernels.api import BackendUnavailable  # noqa: E402
 from kernels.fp8 import CAPABILITY  # noqa: E402
 from kernels.gpu_measure import (  # noqa: E402
     Clock,
+    DeeperBackend,
     Result,
     copy_bandwidth,
     correctness_case,
@@ -134,14 +135,8 @@ class Check:
         for chunk in (96,) if self.small else (512, 2048, 8192):
             self.section(f"prefill of {chunk}", lambda n=chunk: [prefill(clock, backend, heads, n)])  # type: ignore[misc]
         skipped = 0
-        if not self.small and backend.capability >= CAPABILITY:
-            for shape, work in CLAIMS:
-                self.section(
-                    "decode, 8-bit KV",
-                    lambda h=shape, w=work: [  # type: ignore[misc]
-                        decode(clock, backend, h, w, bandwidth, peers=False, eight_bit=True)
-                    ],
-                )
+        if not self.small:
+            self._variants(clock, backend, bandwidth)
         for shape, work, peers in decode_cases(self.small):
             if self.time_left < 0 or not fits(shape, work, self.device, peers):
                 skipped += 1
@@ -152,6 +147,21 @@ class Check:
             )
         self.about["cases_left_out"] = skipped
         self.save()
+
+    def _variants(self, clock: Clock, backend: TritonBackend, bandwidth: float) -> None:
+        """The claims' cases with a deeper pipeline, and with an 8-bit pool where the chip knows it."""
+        deeper = DeeperBackend(self.device, capability=backend.capability, processors=backend.processors)
+        kinds = [("decode, 5 stages", deeper, False)]
+        if backend.capability >= CAPABILITY:
+            kinds.append(("decode, 8-bit KV", backend, True))
+        for what, maker, eight_bit in kinds:
+            for shape, work in CLAIMS:
+                self.section(
+                    f"{what} of {work.shared} shared",
+                    lambda m=maker, w=work, h=shape, e=eight_bit, n=what: [  # type: ignore[misc]
+                        decode(clock, m, h, w, bandwidth, peers=False, eight_bit=e, what=n)
+                    ],
+                )
 
     def _correctness(self, backend: TritonBackend) -> list[Result]:
         """Random trees, in several processes: each shape compiles kernels of its own, some seconds each.

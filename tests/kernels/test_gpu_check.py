@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.api import Heads
 from kernels.gpu_measure import Result
+from kernels.triton_backend import TritonBackend
 from tests.kernels.interpreter import needs_interpreter
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "gpu_check.py"
@@ -104,3 +106,35 @@ def test_when_the_time_is_up_the_rest_is_said_to_be_left_out(
     check.run()
     assert check.about["cases_left_out"] == 1
     assert json.loads((tmp_path / "out.json").read_text())["about"]["cases_left_out"] == 1
+
+
+@needs_interpreter
+def test_variants_are_measured_where_the_chip_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = Heads(32, 8, 128, 2, 2)
+    for capability, kinds in (((8, 6), {5}), ((9, 0), {4, 5})):
+        check = _check(tmp_path)
+        backend = TritonBackend(torch.device("cpu"), capability=capability, processors=4)
+        chosen = backend.launch_config(heads, 16)
+        seen: set[int] = set()
+
+        def measured(
+            clock: Any,
+            maker: Any,
+            *rest: Any,
+            what: str,
+            seen: set[int] = seen,
+            wide: Any = chosen.wide,
+            **options: Any,
+        ) -> Any:
+            seen.add(maker.launch_config(heads, 16).narrow.stages)
+            assert maker.launch_config(heads, 16).wide == wide
+            assert options["eight_bit"] == (what == "decode, 8-bit KV")
+            return Result(what, "c", seconds=1.0)
+
+        monkeypatch.setitem(type(check).run.__globals__, "decode", measured)
+        check._variants(None, backend, 1.0)
+        assert seen == kinds
+        assert len(check.results) == 2 * len(kinds)
+        assert all(result.error is None for result in check.results)
