@@ -1,0 +1,203 @@
+"""Damaged and hostile files of every format, uploaded: `python -m bench.fuzz_files [--files 500] [--json]`.
+
+Each file goes through the library that serves, child process and all, with an embedder of hashed words. What
+counts as a fault: a file that is neither ready nor failed with a reason; "internal", which is what an error
+that nobody foresaw becomes; a ready document without text, passages or whole sections; a failed one of which
+anything can be read or found; a file that takes longer than the clock of one job allows; stores that
+disagree at the end.
+
+The files are the same for the same `--seed`: every hostile one (`bench/fuzz_corpus.py`) once, the rest sound
+ones that were truncated, flipped, overwritten, spliced, doubled or renamed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.fuzz_corpus import harmful, sound
+from bench.word_embedder import WordEmbedder
+from rag.errors import DuplicateDocument, NotFound, UploadRefused
+from rag.library import Library
+from rag.parse.types import Limits
+
+#: Reasons that the parsers give on purpose, "too long" and the like. "crashed" and "internal" are not here.
+REASONS = frozenset({
+    "no text", "encoding", "not text", "not supported", "damaged", "encrypted", "too long", "too many pages",
+    "time", "memory",
+})  # fmt: skip
+#: What the parent adds to a job's clock (start of the child, splitting, indexing), on a busy machine.
+GRACE_S = 30.0
+READABLE = frozenset({"fuzz"})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One file; `kind` says what was done to it."""
+
+    kind: str
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    kind: str
+    name: str
+    size: int
+    result: str
+    seconds: float
+    faults: tuple[str, ...]
+
+
+def cases(count: int, seed: int = 1) -> Iterator[Case]:
+    """`count` files: of each hostile kind one, at most half of all, then changed sound ones."""
+    chance = random.Random(seed)
+    builders = list(harmful().items())
+    chance.shuffle(builders)
+    builders = builders[: max(1, count // 2)]
+    for kind, build in builders:
+        name, data = build()
+        yield Case(kind, name, data)
+    whole = sound()
+    for number in range(len(builders), count):
+        # Every format gets its share, whatever the seed.
+        name, data = whole[number % len(whole)]
+        yield _changed(chance, name, data, whole)
+
+
+def _changed(chance: random.Random, name: str, data: bytes, others: list[tuple[str, bytes]]) -> Case:
+    kind = chance.choice(["truncated", "flipped", "overwritten", "spliced", "doubled", "renamed", "cut out"])
+    position = chance.randrange(1, len(data))
+    if kind == "truncated":
+        data = data[:position]
+    elif kind == "flipped":
+        changed = bytearray(data)
+        for _ in range(chance.randrange(1, 60)):
+            changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
+        data = bytes(changed)
+    elif kind == "overwritten":
+        length = chance.choice([1, 4, 64, 1024])
+        junk = chance.choice([bytes(length), b"\xff" * length, chance.randbytes(length)])
+        data = data[:position] + junk + data[position + length :]
+    elif kind == "spliced":
+        _, other = chance.choice(others)
+        data = data[:position] + other[chance.randrange(len(other)) :]
+    elif kind == "doubled":
+        end = chance.randrange(position, len(data))
+        data = data[:end] + data[position:end] * chance.choice([2, 50, 2_000]) + data[end:]
+    elif kind == "cut out":
+        data = data[: position // 2] + data[position:]
+    if kind == "renamed" or chance.random() < 0.1:
+        name = chance.choice(others)[0]
+    return Case(kind, name, data)
+
+
+def upload(library: Library, case: Case, limits: Limits) -> Outcome:
+    """Upload one file, wait for its end and look at what is left of it."""
+    started = time.monotonic()
+
+    def outcome(result: str, *faults: str) -> Outcome:
+        seconds = time.monotonic() - started
+        if seconds > limits.seconds + GRACE_S:
+            faults += (f"took {seconds:.0f} s",)
+        return Outcome(case.kind, case.name, len(case.data), result, seconds, faults)
+
+    try:
+        id = library.add_document("fuzz", case.name, case.data, "fuzz")
+    except UploadRefused:
+        return outcome("refused")
+    except DuplicateDocument:
+        return outcome("duplicate")
+    try:
+        info = library.wait(id, limits.seconds + 4 * GRACE_S)
+    except TimeoutError:
+        return outcome("hangs", "neither ready nor failed")
+    if info.status == "ready":
+        return outcome("ready", *_ready_faults(library, id))
+    faults = [] if info.reason in REASONS and info.message else [f"failed with {info.reason!r}"]
+    if info.version or info.passages:
+        faults.append("failed and half there")
+    try:
+        library.document(id, READABLE)
+        faults.append("failed and readable")
+    except NotFound:
+        pass
+    return outcome(str(info.reason), *faults)
+
+
+def _ready_faults(library: Library, id: str) -> list[str]:
+    document, info = library.document(id, READABLE), library.info(id, READABLE)
+    faults: list[str] = []
+    if not document.text.strip() or not info.passages:
+        faults.append("ready and empty")
+    if "\0" in document.text or document.text.count("\ufffd") > 0.01 * len(document.text) + 1:
+        faults.append("ready and undecoded")
+    ends = [0, *(section.end for section in document.sections)]
+    starts = [*(section.start for section in document.sections), len(document.text)]
+    if ends != starts:
+        faults.append("sections do not cover the text")
+    return faults
+
+
+def run(folder: Path, files: int, seed: int = 1, limits: Limits | None = None) -> dict[str, Any]:
+    """Upload them one after another: `files`, `results` (reason -> number), `faults`, `slowest`."""
+    limits = limits or Limits(seconds=20.0)
+    library = Library.open(folder, WordEmbedder(), parse_limits=limits)
+    try:
+        library.create_collection("Fuzz", "fuzz", "fuzz")
+        outcomes: list[Outcome] = []
+        for case in cases(files, seed):
+            outcome = upload(library, case, limits)
+            outcomes.append(outcome)
+            if outcome.faults:
+                print(f"{outcome.kind} ({outcome.name}): {', '.join(outcome.faults)}", file=sys.stderr)
+        ready = {d.id for d in library.documents(READABLE) if d.status == "ready"}
+        faults = [f"{o.kind} ({o.name}): {fault}" for o in outcomes for fault in o.faults]
+        hits = library.search("ferry Kittiwake words page", READABLE, 200)
+        if found := {hit.document_id for hit in hits} - ready:
+            faults.append(f"found though not ready: {sorted(found)}")
+        faults += library.check().problems
+    finally:
+        library.close(all=True)
+    slowest = sorted(outcomes, key=lambda o: -o.seconds)[:5]
+    return {
+        "files": len(outcomes),
+        "seed": seed,
+        "results": dict(Counter(o.result for o in outcomes).most_common()),
+        "hostile": {o.kind: o.result for o in outcomes if o.kind in harmful()},
+        "faults": faults,
+        "slowest": [{"kind": o.kind, "seconds": round(o.seconds, 1), "result": o.result} for o in slowest],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--files", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="coread-fuzz-") as folder:
+        result = run(Path(folder), options.files, options.seed)
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        print(f"{result['files']} files: " + ", ".join(f"{n} {r}" for r, n in result["results"].items()))
+        print("slowest: " + "; ".join(f"{s['kind']} {s['seconds']} s" for s in result["slowest"]))
+        print("\n".join(result["faults"]) or "no faults")
+    sys.exit(1 if result["faults"] else 0)
+
+
+if __name__ == "__main__":
+    main()
