@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from app import http_errors
 from app.account_pages import account_router
 from app.admin_api import admin_router
-from app.dashboard.routes import dashboard_router
+from app.dashboard.routes import FeedMiddleware, dashboard_router
 from app.demo_command import demo_router
 from app.errors import PortUnavailable
 from app.exports import exports_router
@@ -114,6 +114,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
     mounted.add_middleware(GateMiddleware, runtime=runtime)
     mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)
+    mounted.add_middleware(FeedMiddleware, runtime=runtime)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     mounted.add_middleware(RequestLogMiddleware)
     return mounted

@@ -90,7 +90,7 @@ async def view(url: str, number: int, seconds: float, seen: Seen) -> None:
         while time.monotonic() < end:
             began = time.monotonic()
             want = "p" + "h" * (turn % 10 == 0) + "t" * (turn % 2 == 0)
-            asked = {"conversation": "", "want": want, "have": ",".join(have.values())}
+            asked = {"conversation": "", "want": want, "have": "_".join(have.values())}
             answer = await http.get("/api/memory/feed", params=asked)
             answer.raise_for_status()
             keys = answer.json()["keys"] if answer.status_code == 200 else []

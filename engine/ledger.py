@@ -12,6 +12,7 @@ alone), `reserved` is what a contiguous cache would hold, `saved = unshared - fa
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -327,19 +328,21 @@ class Ledger:
     # -- views -----------------------------------------------------------------------------------------
 
     def _row(self, name: str, tables: Iterable[tuple[IntArray, int]], readers: NDArray[np.int32]) -> Row:
-        sequences = tokens = entries = shared = 0
-        share = Fraction(0)
+        sequences = tokens = entries = 0
+        read_by: dict[int, int] = {}  # number of readers -> entries whose block has so many
         for table, length in tables:
-            counts = readers[table]
-            for readers_of, blocks in enumerate(np.bincount(counts).tolist()):
+            for readers_of, blocks in enumerate(np.bincount(readers[table]).tolist()):
                 if blocks:
-                    share += Fraction(blocks, readers_of)
+                    read_by[readers_of] = read_by.get(readers_of, 0) + blocks
             sequences += 1
             tokens += length
             entries += len(table)
-            shared += int((counts > 1).sum())
+        shared = entries - read_by.get(1, 0)
         unshared = entries * self.block_bytes
-        fair = share * self.block_bytes
+        # One fraction over a common denominator: adding fractions one by one takes most of a snapshot's time.
+        common = math.lcm(*read_by)
+        parts = sum(blocks * (common // readers_of) for readers_of, blocks in read_by.items())
+        fair = Fraction(parts * self.block_bytes, common)
         reserved = sequences * self.reserved_bytes
         return Row(name, sequences, tokens, entries, shared, reserved, unshared, fair, unshared - fair)
 

@@ -38,7 +38,7 @@ function follower() {
 // `want`: letters of history, tree, pages, and g for no other conversation than the given one. Null: no news.
 async function askFeed(have, conversation, want) {
   const url = new URL("api/memory/feed", document.baseURI);
-  url.search = new URLSearchParams({ conversation, want, have: Object.values(have).join(",") });
+  url.search = new URLSearchParams({ conversation, want, have: Object.values(have).join("_") });
   const answer = await fetch(url, { credentials: "same-origin", cache: "no-store" });
   if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
   return answer.status === 204 ? null : answer.json();

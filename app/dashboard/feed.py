@@ -21,7 +21,7 @@ from app.dashboard import tables
 from app.dashboard.block import block_json
 from app.dashboard.names import Names, Viewers
 from app.dashboard.shared import LOOK_SHARE, Looks, Shared
-from app.dashboard.wire import Part, merged, part
+from app.dashboard.wire import Part, gzipped, merged, part
 from app.errors import AppError
 from app.memory_feed import encode_map, mine_json
 from app.principal import Principal
@@ -36,6 +36,10 @@ TREE_S = 1.0
 MAX_TREE_S = 10.0
 #: What is kept of viewers' own parts, until the pool changes.
 MAX_KEPT = 256
+#: Updates that are kept as bytes, for others who ask for the same.
+MAX_BODIES = 32
+#: How old the status of engine and demonstration may be.
+STATUS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,17 @@ class Asked:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Asked:
-        """From a query: `conversation`, `have` (keys with commas), and `want`, letters of `history`, `tree`,
+        """From a query: `conversation`, `have` (keys, joined by _), and `want`, letters of `history`, `tree`,
         `pages`, and of `given` (no other conversation than the given one)."""
         want = query.get("want", "")[:16]
-        have = frozenset(query.get("have", "")[:1_000].split(","))
+        have = frozenset(query.get("have", "")[:1_000].split("_"))
         wanted = {name: name[0] in want for name in ("history", "tree", "pages")}
         return cls(query.get("conversation", "")[:100], "g" not in want, have, **wanted)
 
-
-EVERYTHING = Asked(history=True, tree=True, pages=True)
+    @classmethod
+    def everything(cls, conversation: str = "") -> Asked:
+        """All parts, of this conversation or of a chosen one."""
+        return cls(conversation, history=True, tree=True, pages=True)
 
 
 class DashboardFeed:
@@ -80,6 +86,8 @@ class DashboardFeed:
         self._looks = Looks(lambda: runtime.engine, self._born, clock, share)
         self._viewers = Viewers(runtime)
         self._statuses: dict[bool, Part] = {}
+        self._status_at: dict[bool, float] = {}
+        self._bodies: dict[tuple[str, ...], bytes] = {}
         self._picture: TreePicture | None = None
         self._picture_number = self._pictured_number = 0
         self._pictured: list[str] = []
@@ -116,7 +124,7 @@ class DashboardFeed:
         """The same as one object (see `wire.merged`)."""
         return merged(await self.answer(principal, asked))
 
-    async def everything(self, principal: Principal | None, asked: Asked = EVERYTHING) -> dict[str, Any]:
+    async def everything(self, principal: Principal | None, asked: Asked) -> dict[str, Any]:
         """`/api/memory`: an update in full, with the map in plain bytes and the viewer's row beside
         everybody's in each view."""
         out = await self.read(principal, asked)
@@ -127,12 +135,26 @@ class DashboardFeed:
                 out[view] = {"mine": mine[view], **out[view]}
         return out
 
+    def gzipped(self, parts: list[Part]) -> bytes:
+        """The parts as one gzip stream, put together once for all who get the same ones."""
+        bases = (each.value["map"].get("from", "") for each in parts if "map" in each.value)
+        key = (*(each.key for each in parts), *bases)
+        found = self._bodies.get(key)
+        if found is None:
+            if len(self._bodies) >= MAX_BODIES:
+                self._bodies.clear()
+            found = self._bodies[key] = gzipped(parts)
+        return found
+
     # -- parts -------------------------------------------------------------------------------------------
 
     def _status(self, principal: Principal | None) -> Part:
-        value = {"engine": self._runtime.status(), "demo": self._runtime.demo.status(principal)}
         allowed = self._runtime.demo.allowed(principal)
-        found = self._statuses.get(allowed)
+        found, now = self._statuses.get(allowed), self._clock()
+        if found is not None and now - self._status_at[allowed] < STATUS_S:
+            return found
+        self._status_at[allowed] = now
+        value = {"engine": self._runtime.status(), "demo": self._runtime.demo.status(principal)}
         if found is None or found.value != value:
             digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
             found = self._statuses[allowed] = part(f"s{self._born}.{digest}", value)

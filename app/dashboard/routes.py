@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access import from_this_machine
 from app.dashboard import wire
-from app.dashboard.feed import EVERYTHING, Asked, viewer
+from app.dashboard.feed import Asked, viewer
 from app.errors import AppError
 from app.http_errors import as_response
 from engine.errors import EngineError
@@ -21,16 +22,29 @@ from engine.errors import EngineError
 if TYPE_CHECKING:
     from app.runtime import Runtime
 
+FEED = "/api/memory/feed"
 #: Answers are one viewer's own: no cache on the way may keep them.
 _PRIVATE = "private, no-store"
 
 
-def dashboard_router(runtime: Runtime) -> APIRouter:
-    """`GET /api/memory/feed` for the pages and `GET /api/memory` for programs."""
-    router = APIRouter()
+class FeedMiddleware:
+    """`GET /api/memory/feed`: one update for the person whose cookie this is; 204 where nothing is new.
 
-    async def feed(request: Request) -> Response:
-        """One update for the person whose cookie this is; 204 where there is nothing new for it."""
+    Every open page comes by once a second, so it stands in front of the layers and of the router that the
+    other doors need: it takes no body, changes nothing, and decides for itself who may pass.
+    """
+
+    def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
+        self._app, self._runtime = app, runtime
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != FEED or scope["method"] != "GET":
+            await self._app(scope, receive, send)
+        else:
+            await (await self._answer(Request(scope)))(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        runtime, headers = self._runtime, {"cache-control": _PRIVATE, "vary": "cookie, accept-encoding"}
         try:
             principal = runtime.principal(request.headers)
             if not runtime.settings.open_to_all:
@@ -39,17 +53,18 @@ def dashboard_router(runtime: Runtime) -> APIRouter:
         except AppError as error:
             return as_response(error)
         except EngineError as error:  # the engine stops or fails in between
-            return Response(str(error), 503, {"cache-control": _PRIVATE})
-        headers = {"cache-control": _PRIVATE, "vary": "cookie, accept-encoding"}
+            return Response(str(error), 503, headers)
         if not parts:
             return Response(status_code=204, headers=headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            headers["content-encoding"] = "gzip"
-            return Response(wire.gzipped(parts), 200, headers, "application/json")
-        return Response(wire.plain(parts), 200, headers, "application/json")
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(wire.plain(parts), 200, headers, "application/json")
+        headers["content-encoding"] = "gzip"
+        return Response(runtime.dashboard.gzipped(parts), 200, headers, "application/json")
 
-    # Without FastAPI's argument parsing: every open page comes by once a second.
-    router.add_route("/api/memory/feed", feed, methods=["GET"])
+
+def dashboard_router(runtime: Runtime) -> APIRouter:
+    """`GET /api/memory` for programs."""
+    router = APIRouter()
 
     @router.get("/api/memory")
     async def memory(request: Request, conversation: str = "") -> dict[str, Any]:
@@ -57,11 +72,11 @@ def dashboard_router(runtime: Runtime) -> APIRouter:
         who = viewer(runtime, request.headers)
         if not from_this_machine(request, runtime.settings.allowed_hosts):
             runtime.identify("page", request)  # counts only, but of people who may not be anybody's business
-        asked = EVERYTHING
+        asked = Asked.everything()
         if conversation and runtime.ready:
             principal = runtime.principal(request.headers)
             mine = (await runtime.store.conversation(principal, conversation)).id
-            asked = Asked(mine, history=True, tree=True, pages=True)
+            asked = Asked.everything(mine)
         try:
             return await runtime.dashboard.everything(who, asked)
         except EngineError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import inspect
 import json
 import re
 import zlib
@@ -17,9 +18,10 @@ import pytest
 
 from app.dashboard import page, wire
 from app.dashboard.block import place_of
-from app.dashboard.feed import EVERYTHING, Asked, DashboardFeed
+from app.dashboard.feed import Asked, DashboardFeed
 from app.dashboard.shared import LOOK_S, Shared, cells_of, flashes, packed
 from app.dashboard.tables import MAX_OTHERS, all_rows, document_label, table
+from app.pages.build import build_demo
 from app.pages.words import TEXTS
 from app.principal import Principal
 from app.runtime import Runtime
@@ -54,7 +56,7 @@ async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine
     hers = await ask(runtime, ann, "What does the quokka eat?", secret)
     his = await ask(runtime, bob, "When does the bakery open?", "sample-bakery")
     feed = DashboardFeed(runtime)
-    seen = await feed.read(ann, replace(EVERYTHING, conversation=hers))
+    seen = await feed.read(ann, Asked.everything(hers))
     assert seen["conversation"] == hers
     assert [row["kind"] for row in seen["rows"]["open"]] == ["own", "other"]
     assert any("Zanzibar" in node["label"] for node in seen["tree"]["nodes"])
@@ -62,7 +64,7 @@ async def test_names_go_only_to_those_who_may_know_them(runtime: Runtime, engine
     assert seen["pages"][0]["blocks"]
 
     for viewer, own in ((bob, his), (None, None)):
-        other = await feed.read(viewer, replace(EVERYTHING, conversation=hers))
+        other = await feed.read(viewer, Asked.everything(hers))
         assert other["conversation"] == own
         text = json.dumps(other)
         for hidden in ("Zanzibar", "quokka", secret, hers, ann.id):
@@ -140,7 +142,7 @@ async def test_what_is_no_block_has_no_answer(runtime: Runtime, block: Any) -> N
     [
         {},
         {"conversation": "x" * 5_000, "have": "x" * 100_000, "want": "h" * 999},
-        {"have": ",,m1,\0,m" + "9" * 40, "want": "zzz"},
+        {"have": "__m1_\0_m" + "9" * 40, "want": "zzz"},
     ],
 )
 async def test_whatever_a_browser_sends_gets_an_update(runtime: Runtime, query: dict[str, str]) -> None:
@@ -168,15 +170,15 @@ async def test_only_what_is_new_is_sent_and_adds_up_to_the_whole(
 ) -> None:
     ann, _ = runtime.signer.issue()
     feed = DashboardFeed(runtime)
-    first = await feed.answer(ann, EVERYTHING)
+    first = await feed.answer(ann, Asked.everything())
     have = frozenset(part.key for part in first)
-    assert await feed.answer(ann, replace(EVERYTHING, have=have)) == []
+    assert await feed.answer(ann, replace(Asked.everything(), have=have)) == []
     assert json.loads(wire.plain(first)) == json.loads(gzip.decompress(wire.gzipped(first)))
     assert json.loads(wire.plain(first))["keys"] == [part.key for part in first]
 
     await ask(runtime, ann, "When does the bakery open?", "sample-bakery")
     await asyncio.sleep(LOOK_S)
-    second = await feed.answer(ann, replace(EVERYTHING, have=have))
+    second = await feed.answer(ann, replace(Asked.everything(), have=have))
     change = wire.merged(second)["map"]
     assert change["from"] in have
     cells = zlib.decompress(base64.b64decode(wire.merged(first)["map"]["packed"]))
@@ -327,3 +329,14 @@ def test_colours_are_told_apart_with_every_kind_of_colour_vision(theme: str, see
             assert np.linalg.norm(a - points[j]) > 13, (names[i], names[j])
     readers = [point[0] for point in points[2:6]]
     assert readers in (sorted(readers), sorted(readers, reverse=True)), "lightness must rise or fall evenly"
+
+
+def test_nobody_is_looked_for_a_thousand_times_a_second(runtime: Runtime) -> None:
+    """Gradio's queue polls. That these two attributes are what it waits for is read in its own source."""
+    from gradio.queueing import Queue
+
+    queue = build_demo(runtime)._queue
+    assert "self.sleep_when_free" in inspect.getsource(Queue.start_processing)
+    assert "self.progress_update_sleep_when_free" in inspect.getsource(Queue.start_progress_updates)
+    assert 0.01 <= queue.sleep_when_free <= 0.05
+    assert queue.progress_update_sleep_when_free == 1.0

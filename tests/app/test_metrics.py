@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.dashboard.feed import EVERYTHING, DashboardFeed
+from app.dashboard.feed import Asked, DashboardFeed
 from app.memory_feed import STATES, open_readers
 from app.metrics import LedgerCollector
 from app.runtime import Runtime
@@ -55,7 +55,7 @@ async def test_page_metrics_api_receipts_and_ledger_agree(
 ) -> None:
     receipts = await work(engine)
     engine.fresh()
-    feed = await DashboardFeed(runtime).read(None, EVERYTHING)
+    feed = await DashboardFeed(runtime).read(None, Asked.everything())
     api = (await client.get("/api/memory")).json()
     scraped = samples((await client.get("/metrics")).text)
     snapshot = engine.memory()
@@ -135,7 +135,7 @@ def check_map(
 async def test_the_history_ends_with_what_is_saved_now(runtime: Runtime, engine: SmallEngine) -> None:
     await work(engine)
     engine.fresh()
-    feed = await DashboardFeed(runtime).read(None, EVERYTHING)
+    feed = await DashboardFeed(runtime).read(None, Asked.everything())
     ages = [age for age, _, _ in feed["history"]]
     assert ages == sorted(ages, reverse=True)
     assert max(saved for _, saved, _ in feed["history"]) <= feed["since_start"]["peak_saved_bytes"]
