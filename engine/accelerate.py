@@ -2,8 +2,9 @@
 
 In order: is the architecture one that `FastLlama` computes; do its logits equal the model's own
 (conformance, tight); which form of each product is fastest here (measured, not assumed); how many of the
-8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own). The
-choice is kept in the cache directory, because measuring takes some seconds and the machine stays the same.
+8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own); and
+the same once more for 4-bit products in steps of a handful of tokens. The choice is kept in the cache
+directory, because measuring takes some seconds and the machine stays the same.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import math
 import os
 import platform
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from engine import conformance
 from engine.accuracy import TEXT, likelihood, token_ids
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, FastLlama, Maker, fused_weight, supports
-from engine.linear import DenseLinear, Int8Linear, Linear, PackedLinear, available
+from engine.linear import DenseLinear, Int4Linear, Int8Linear, Linear, PackedLinear, available
 from engine.model import LoadedModel
 from engine.small_ops import SmallOps, TorchOps
 from kernels.api import AttentionBackend
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 BUDGET = 0.01
 #: Rows at which products are measured: one reader, a few, many, and a prefill chunk.
 MEASURED_ROWS = (1, 8, 32, 256)
+#: Rows at which 4-bit products are measured against the ones chosen; they serve up to the largest number of
+#: rows at which they win.
+FEW_ROWS = (1, 2, 4)
 #: Logits of 8-bit products: they differ from the model's by quantisation, which the likelihood judges;
 #: this only catches a decoder that computes something else altogether.
 REDUCED = conformance.Tolerance(rms=0.6, peak=8.0)
@@ -43,30 +48,42 @@ REDUCED = conformance.Tolerance(rms=0.6, peak=8.0)
 #: have the largest outliers.
 _ENDS = 2
 _TEXT_TOKENS = 384
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Acceleration:
-    """What runs. `kinds`: form of each product ("int8-inner": 8 bits but for the first and last layers)."""
+    """What runs. `kinds`: form of each product ("int8-inner": 8 bits but for the first and last layers).
+
+    few        roles whose products are 4-bit in steps of at most `few_rows` tokens
+    nll_few    likelihood with these
+    """
 
     kinds: dict[str, str]
     ops: str
     nll_reference: float
     nll: float
     microseconds: dict[str, dict[str, list[float]]]
+    few: list[str] = field(default_factory=list)
+    few_rows: int = 0
+    nll_few: float = 0.0
 
     @property
     def cost(self) -> float:
-        """Relative increase of the negative log-likelihood."""
-        return self.nll / self.nll_reference - 1.0
+        """Relative increase of the negative log-likelihood, the larger one where there are two."""
+        worst = max(self.nll, self.nll_few) if self.few else self.nll
+        return worst / self.nll_reference - 1.0
 
     def __str__(self) -> str:
         if set(self.kinds.values()) == {"dense"}:
             return f"fused decoder in full precision (small operations: {self.ops})"
         forms = ", ".join(f"{role} {kind}" for role, kind in self.kinds.items())
+        few, rate = "", f"{self.nll:.4f}"
+        if self.few:
+            few = f"; up to {self.few_rows} tokens a step {', '.join(self.few)} int4"
+            rate += f" and {self.nll_few:.4f}"
         return (
-            f"fused decoder ({forms}; small operations: {self.ops}); negative log-likelihood {self.nll:.4f} "
+            f"fused decoder ({forms}{few}; small operations: {self.ops}); negative log-likelihood {rate} "
             f"against {self.nll_reference:.4f} ({self.cost:+.2%}, limit {BUDGET:+.0%})"
         )
 
@@ -106,6 +123,7 @@ def _accelerate(
         model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker("dense"))
         for role, kind in known.kinds.items():
             _set(model, role, kind)
+        _set_few(model, {role: _products(model, role, "int4") for role in known.few}, known.few_rows)
         conformance.check(model, backend, block_size, REDUCED)
         return replace(known, ops=ops.name)
     chosen = _choose(model, backend, block_size, ops)
@@ -129,9 +147,16 @@ def _maker(kind: str) -> Maker:
     makers: dict[str, Maker] = {
         "dense": DenseLinear,
         "packed": PackedLinear,
+        "int4": lambda weight, bias: _no_bias(Int4Linear(weight), bias),
         "int8": lambda weight, bias: PackedLinear(weight, bias) if bias is not None else Int8Linear(weight),
     }
     return makers[kind]
+
+
+def _no_bias(product: Linear, bias: Tensor | None) -> Linear:
+    if bias is not None:
+        raise ValueError(f"a product in the form {product.kind} has no bias")
+    return product
 
 
 def _products(model: LoadedModel, role: str, kind: str) -> list[Linear]:
@@ -149,6 +174,47 @@ def _set(model: LoadedModel, role: str, kind: str) -> list[Linear]:
     if not isinstance(model.decoder, FastLlama):
         raise TypeError(f"the decoder {model.decoder.name} has no products to replace")
     return model.decoder.set_products(role, _products(model, role, kind))
+
+
+def _set_few(model: LoadedModel, products: dict[str, list[Linear]], rows: int) -> None:
+    if not isinstance(model.decoder, FastLlama):
+        raise TypeError(f"the decoder {model.decoder.name} has no products to replace")
+    model.decoder.set_few(products, rows)
+
+
+def _choose_few(
+    model: LoadedModel, decoder: FastLlama, ops: SmallOps, nll: Callable[[], float], most: float
+) -> tuple[list[str], int, float]:
+    """`(roles, rows, likelihood)`: which products are 4-bit in steps of at most `rows` tokens, so that the
+    likelihood with them stays below `most`. No roles where none is faster or none can be afforded."""
+    four: dict[str, list[Linear]] = {}
+    gains: dict[str, list[float]] = {}
+    for role in ROLES:
+        weight, bias = fused_weight(model.model, role, 0)
+        if role == "head" or bias is not None or not Int4Linear.serves(weight):
+            continue
+        now = [getattr(layer, role) for layer in decoder.layers]
+        candidate = _products(model, role, "int4")
+        old, new = _measure((now, candidate), ops, FEW_ROWS)
+        gain = [(a - b) * len(candidate) for a, b in zip(old, new, strict=True)]
+        if gain[0] > 0.05 * old[0] * len(candidate):
+            four[role], gains[role] = candidate, gain
+    # Dropped first is what saves least.
+    for role in [*sorted(four, key=lambda role: gains[role][0]), ""]:
+        if not four:
+            break
+        decoder.set_few(four, _TEXT_TOKENS)  # judged on the whole text at once: rows do not depend on others
+        value = nll()
+        log.info("%s in int4: negative log-likelihood %.4f (at most %.4f)", ", ".join(four), value, most)
+        if value <= most:
+            rows = max(
+                count for at, count in enumerate(FEW_ROWS) if at == 0 or sum(gains[r][at] for r in four) > 0
+            )
+            decoder.set_few(four, rows)
+            return list(four), rows, value
+        four.pop(role, None)
+    decoder.set_few({}, 0)
+    return [], 0, 0.0
 
 
 def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops: SmallOps) -> Acceleration:
@@ -175,7 +241,7 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
                 continue  # a product with a bias stays as it is
             old = decoder.set_products(role, eight)
             decoder.set_products(role, old)
-            times = dict(zip((full, "int8"), _measure((old, eight), ops), strict=True))
+            times = dict(zip((full, "int8"), _measure((old, eight), ops, MEASURED_ROWS), strict=True))
             timings[role] = times
             gain = sum(math.log(a / b) for a, b in zip(times[full], times["int8"], strict=True))
             if gain > 0.05 * len(MEASURED_ROWS):
@@ -198,22 +264,26 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
             else:
                 decoder.set_products(role, old)
         conformance.check(model, backend, block_size, REDUCED)
-    chosen = Acceleration(kinds, ops.name, reference, best, timings)
+    few: tuple[list[str], int, float] = ([], 0, 0.0)
+    if available("int4"):
+        few = _choose_few(model, decoder, ops, nll, reference * (1 + BUDGET))
+        conformance.check(model, backend, block_size, REDUCED)
+    chosen = Acceleration(kinds, ops.name, reference, best, timings, *few)
     log.info("Chose a decoder in %.1f s: %s", time.monotonic() - started, chosen)
     return chosen
 
 
 def _measure(
-    candidates: Sequence[Sequence[Linear]], ops: SmallOps, budget_s: float = 0.04
+    candidates: Sequence[Sequence[Linear]], ops: SmallOps, row_counts: Sequence[int], budget_s: float = 0.04
 ) -> list[list[float]]:
-    """Microseconds a call of each candidate for each of `MEASURED_ROWS`, quantising the input included.
+    """Microseconds a call of each candidate for each of `row_counts`, quantising the input included.
 
     A candidate's products are used in turn, so that their weights come from memory as in service. The
     candidates take turns too, so that whatever else the machine does meets all of them; the smallest value
     counts.
     """
     result: list[list[float]] = [[] for _ in candidates]
-    for rows in MEASURED_ROWS:
+    for rows in row_counts:
         x = torch.randn((rows, candidates[0][0].in_features)).to(torch.bfloat16)
         best = [math.inf] * len(candidates)
         spent, count = 0.0, 0
@@ -259,10 +329,11 @@ def _read(path: Path | None) -> Acceleration | None:
         known = Acceleration(**json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    usable = set(known.kinds) == set(ROLES) and known.cost <= BUDGET
-    return (
-        known if usable and all(available(k.removesuffix("-inner")) for k in known.kinds.values()) else None
+    usable = set(known.kinds) == set(ROLES) and known.cost <= BUDGET and set(known.few) < set(ROLES)
+    needed = {kind.removesuffix("-inner") for kind in known.kinds.values()} | (
+        {"int4"} if known.few else set()
     )
+    return known if usable and all(available(kind) for kind in needed) else None
 
 
 def _write(path: Path | None, chosen: Acceleration) -> None:

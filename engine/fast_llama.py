@@ -11,7 +11,7 @@ Same mathematics as transformers' modelling code, in another order of work::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,6 +118,21 @@ class FastLlama:
         self._scale = float(model.base_model.layers[0].self_attn.scaling)
         self.head: Linear = make("head")(*fused_weight(model, "head", 0))
         self._cos, self._sin = _rotary_table(model, max_context, self._norm.device)
+        #: Steps of at most so many tokens take `_few` instead of `layers`.
+        self.few_rows = 0
+        self._few: list[Layer] = []
+
+    def set_few(self, products: dict[str, list[Linear]], rows: int) -> None:
+        """Take other products (role to one for each layer) in steps of at most `rows` tokens; 0: in none.
+
+        With a handful of rows a product costs the time of reading its weights, with many the time of
+        multiplying: what is best for one is not for the other.
+        """
+        self.few_rows = rows if products else 0
+        self._few = [
+            replace(layer, **{role: each[index] for role, each in products.items()})
+            for index, layer in enumerate(self.layers if products else [])
+        ]
 
     def set_products(self, role: str, products: list[Linear]) -> list[Linear]:
         """Replace the products of a role (one for each layer; for the head, one); returns the old ones."""
@@ -136,7 +151,7 @@ class FastLlama:
         hidden = self._embedding[ids].float()
         cos, sin = self._cos[positions], self._sin[positions]
         delta: Rows | None = None
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._few if tokens <= self.few_rows else self.layers):
             key_pool, value_pool = pool.key[index], pool.value[index]
             x = ops.norm(hidden, delta, layer.norm_attention, eps, layer.qkv.quantised)
             qkv = Rows(layer.qkv(x.values), x.scale)

@@ -4,6 +4,8 @@
     packed   weights laid out once for the machine's matrix kernels (oneDNN), bfloat16
     int8     weights in 8 bits with one scale an output channel, activations in 8 bits with one scale a token
              (dynamic, symmetric); the product is exact in int32
+    int4     weights in 4 bits, bfloat16 activations; for a handful of rows, where reading the weights is all
+             that takes time
 
 An int8 layer takes rows that are already quantised and leaves their scale to whoever reads its result:
 `y = scale[row] * layer(q)`. That operation runs anyway, so the scale costs nothing there.
@@ -97,6 +99,42 @@ class Int8Linear:
         return out
 
 
+class Int4Linear:
+    """4-bit weights in groups of `GROUP` along the input, each with a scale and an offset (asymmetric).
+
+    A group's smallest and largest weight become 0 and 15. Weights that came from a file with the same groups
+    (GGUF's Q4_1 is such a format: `w = d * q + m` for 32 weights) are therefore found again as they were, up
+    to bfloat16's rounding of `d` and `m`.
+    """
+
+    kind = "int4"
+    quantised = False
+    GROUP = 32
+
+    def __init__(self, weight: Tensor) -> None:
+        rows, self.in_features = weight.shape
+        groups = weight.float().view(rows, -1, self.GROUP)
+        low, high = groups.amin(dim=-1), groups.amax(dim=-1)
+        scale = ((high - low) / 15.0).clamp_(min=1e-8)
+        levels = ((groups - low[..., None]) / scale[..., None]).round_().clamp_(0, 15)
+        self._weight: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(
+            levels.to(torch.int32).view(rows, -1).contiguous(), 2
+        )
+        # The kernel computes (q - 8) * scale + zero.
+        pairs = torch.stack([scale.T, (low + 8.0 * scale).T], dim=-1)
+        self._scales = pairs.to(torch.bfloat16).contiguous()
+        self._run = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    @classmethod
+    def serves(cls, weight: Tensor) -> bool:
+        """Whether the kernel takes a weight of this shape."""
+        return weight.shape[0] % 16 == 0 and weight.shape[1] % cls.GROUP == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self._run(x, self._weight, self.GROUP, self._scales)
+        return out
+
+
 def available(kind: str) -> bool:
     """Whether this build of torch and this machine compute the form, and compute it right."""
     torch.manual_seed(0)
@@ -108,9 +146,21 @@ def available(kind: str) -> bool:
         elif kind == "int8":
             scale = x.float().abs().amax(-1, keepdim=True) / 127
             got = Int8Linear(weight)((x.float() / scale).round().to(torch.int8)).float() * scale
+        elif kind == "int4":
+            want, got = (
+                x.float() @ _four_bit_levels(weight).T,
+                Int4Linear(_four_bit_levels(weight))(x).float(),
+            )
         else:
             return kind == "dense"
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         log.info("Linear layers of kind %s are not available here: %s", kind, str(error).splitlines()[0])
         return False
     return bool((got - want).abs().max() < 0.05 * want.abs().max())
+
+
+def _four_bit_levels(weight: Tensor) -> Tensor:
+    """Weights like `weight` that 4 bits can hold: 0 to 15 times a sixteenth, less a half."""
+    levels = (weight.float() * 4 + 8).round_().clamp_(0, 15)
+    levels[:, ::32], levels[:, 1::32] = 0, 15
+    return ((levels - 8) / 16).to(torch.bfloat16).float()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from engine.accuracy import TEXT, likelihood, token_ids
 from engine.decoder import TransformersDecoder
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, FastLlama, supports
-from engine.linear import DenseLinear, Int8Linear, PackedLinear, available
+from engine.linear import DenseLinear, Int4Linear, Int8Linear, PackedLinear, available
 from engine.model import LoadedModel, adopt
 from engine.small_ops import TorchOps
 from kernels.api import get_backend
@@ -23,6 +24,13 @@ from tests.engine.tiny import Paged, eager_greedy, some_tokens, tiny_hf, tiny_mo
 
 BACKEND = get_backend("torch_cpu", "cpu")
 needs_int8 = pytest.mark.skipif(not available("int8"), reason="no 8-bit products on this machine")
+
+
+needs_int4 = pytest.mark.skipif(not available("int4"), reason="no 4-bit products on this machine")
+
+
+def _second_is_faster(candidates: object, ops: object, rows: Sequence[int]) -> list[list[float]]:
+    return [[2.0] * len(rows), [1.0] * len(rows)]
 
 
 def _half() -> LoadedModel:
@@ -75,7 +83,7 @@ def test_a_fused_decoder_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @needs_int8
 def test_reduced_precision_is_bounded_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4, [1.0] * 4])
+    monkeypatch.setattr(module, "_measure", _second_is_faster)
     model = _half()
     text = token_ids(model.tokenizer, 120)
     own = likelihood(model, BACKEND, 16, text)
@@ -99,19 +107,73 @@ def test_reduced_precision_is_bounded_and_remembered(tmp_path: Path, monkeypatch
 
 @needs_int8
 def test_nothing_is_reduced_where_the_budget_does_not_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4, [1.0] * 4])
+    monkeypatch.setattr(module, "_measure", _second_is_faster)
     monkeypatch.setattr(module, "BUDGET", -0.5)
     chosen = accelerate(_half(), BACKEND)
     assert chosen is not None
     assert "int8" not in "".join(chosen.kinds.values())
+    assert (chosen.few, chosen.few_rows) == ([], 0)
 
 
 @needs_int8
 def test_nothing_is_reduced_where_it_is_not_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_measure", lambda candidates, ops: [[2.0] * 4] * 2)
+    monkeypatch.setattr(module, "_measure", lambda candidates, ops, rows: [[2.0] * len(rows)] * 2)
     chosen = accelerate(_half(), BACKEND)
     assert chosen is not None
     assert "int8" not in "".join(chosen.kinds.values())
+    assert (chosen.few, chosen.few_rows) == ([], 0)
+
+
+@needs_int4
+def test_steps_of_few_tokens_take_four_bits_and_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_measure", _second_is_faster)
+    monkeypatch.setattr(module, "BUDGET", 0.2)  # random weights are no 4-bit weights
+    model = _half()
+    chosen = accelerate(model, BACKEND, 16, tmp_path)
+    assert chosen is not None
+    assert chosen.few == ["down"]  # the only width here that groups of 32 divide
+    assert chosen.few_rows == 4
+    assert "up to 4 tokens a step down int4" in str(chosen)
+    used: list[int] = []
+    run = Int4Linear.__call__
+
+    def noted(self: Int4Linear, x: torch.Tensor) -> torch.Tensor:
+        used.append(x.shape[0])
+        return run(self, x)
+
+    monkeypatch.setattr(Int4Linear, "__call__", noted)
+    release(model)
+    paged = Paged(model, "torch_cpu", block_size=16)
+    tables = [paged.take(32) for _ in range(5)]
+    paged.runner.step([paged.row(some_tokens(8), 0, table, sample=False) for table in tables])
+    paged.runner.step([paged.row([5], 8, table) for table in tables])
+    assert used == []
+    paged.runner.step([paged.row([7], 9, table) for table in tables[:4]])
+    assert used == [4] * 6  # once a layer
+    again = _half()
+    assert accelerate(again, BACKEND, 16, tmp_path) == chosen
+    assert isinstance(again.decoder, FastLlama)
+    assert again.decoder.few_rows == 4
+
+
+@needs_int4
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_weights_that_were_four_bits_are_found_again(rows: int) -> None:
+    """As in a file with groups of 32: `w = d * q + m`, the extremes of each group in use."""
+    generator = torch.Generator().manual_seed(rows)
+    levels = torch.randint(0, 16, (48, 3, 32), generator=generator).float()
+    levels[:, :, 3], levels[:, :, 17] = 0, 15
+    step = torch.rand(48, 3, 1, generator=generator) * 0.02 + 0.001
+    weight = (levels * step - 7.3 * step).view(48, 96).bfloat16()
+    x = torch.randn(rows, 96, generator=generator).bfloat16()
+    want = x.float() @ weight.float().T
+    error = (Int4Linear(weight)(x).float() - want).square().mean().sqrt() / want.square().mean().sqrt()
+    assert float(error) < 0.01
+    assert Int4Linear.serves(weight)
+    assert not Int4Linear.serves(weight[:, :48])
+    assert not Int4Linear.serves(weight[:40])
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kinds": {"qkv": "int8"}}', "null"])
