@@ -11,7 +11,8 @@ Same mathematics as transformers' modelling code, in another order of work::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -129,10 +130,12 @@ class FastLlama:
         multiplying: what is best for one is not for the other.
         """
         self.few_rows = rows if products else 0
-        self._few = [
-            replace(layer, **{role: each[index] for role, each in products.items()})
-            for index, layer in enumerate(self.layers if products else [])
-        ]
+        self._few = []
+        for index, layer in enumerate(self.layers if products else []):
+            other = copy(layer)
+            for role, each in products.items():
+                setattr(other, role, each[index])
+            self._few.append(other)
 
     def set_products(self, role: str, products: list[Linear]) -> list[Linear]:
         """Replace the products of a role (one for each layer; for the head, one); returns the old ones."""
