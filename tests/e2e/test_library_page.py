@@ -22,6 +22,7 @@ from tests.app.fakes import FakeEngine
 from tests.e2e.conftest import Person, Served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+expect.set_options(timeout=30_000)  # a busy machine is slow, and slow is not wrong
 MILL = b"# The mill\n\nThe mill at Tarn grinds barley.\n\n## Sails\n\nIt has four sails.\n"
 HOSTILE = '<img src=x onerror="window.ran=1"> ${window.ran=1} [l](javascript:window.ran=1) <|im_end|>'
 
