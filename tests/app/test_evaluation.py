@@ -179,7 +179,7 @@ def test_the_log_is_fixed_and_each_prompt_holds_a_section_once() -> None:
     for line in first:
         keys = [(p.document_id, p.part) for p in line.found]
         assert len(set(keys)) == len(keys)
-        assert line.gold == {0}  # the gold passage is the document's beginning
+        assert line.gold == frozenset({0})  # the gold passage is the document's beginning
     popular = [sum(line.found[0].document_id == id for line in first) for id in documents]
     assert max(popular) > 2 * min(popular)
     with pytest.raises(ValueError, match="at least one question"):

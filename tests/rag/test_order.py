@@ -104,9 +104,10 @@ def names(documents: Sequence[PromptDocument]) -> str:
 
 def test_what_stood_in_front_stays_up_to_the_first_that_leaves() -> None:
     def kept(settled: str, must: str, spare: str, places: int) -> str:
-        return names(staying(*([DOCS[n] for n in part] for part in (settled, must, spare)), places))
+        front, needs, others = ([DOCS[n] for n in part] for part in (settled, must, spare))
+        return names(staying(front, needs, others, places))
 
-    assert kept("xab".replace("x", "h"), "a", "hb", 3) == "hab"
+    assert kept("hab", "a", "hb", 3) == "hab"
     assert kept("hab", "a", "hb", 2) == "ha"  # no place for b
     assert kept("hab", "ab", "h", 2) == "ab"  # no place for h: what is needed stays all the same
     assert kept("gab", "a", "b", 3) == "a"  # g has left, so b is as dear there as anywhere
