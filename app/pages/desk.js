@@ -177,9 +177,17 @@ const watching = new MutationObserver(() => {
   if (!element.isConnected) watching.disconnect();
   else tidying ||= requestAnimationFrame(tidy);
 });
-watching.observe(document.querySelector("#cr-chat"), {
-  subtree: true, childList: true, attributes: true, attributeFilter: ["class", "aria-label"],
-});
+function watchChat() {
+  const chat = document.querySelector("#cr-chat");
+  if (!chat) {
+    setTimeout(watchChat, 100); // Gradio brings its components in whatever order they load
+    return;
+  }
+  const what = { subtree: true, childList: true, attributes: true, attributeFilter: ["class", "aria-label"] };
+  watching.observe(chat, what);
+  tidy();
+}
+watchChat();
 for (const name of ["close", "confirm-keep"]) $(name).addEventListener("click", () => sheet.close());
 sheet.addEventListener("click", (event) => { if (event.target === sheet) sheet.close(); });
 
