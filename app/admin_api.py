@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -70,7 +69,7 @@ def admin_router(runtime: Runtime) -> APIRouter:
         await runtime.wait_seeded()
         try:
             data = base64.b64decode(body.data, validate=True)
-        except binascii.Error:
+        except ValueError:  # malformed, or not even ASCII
             raise UploadRefused("The file's content is not valid base64.") from None
         return await ingest_bytes(runtime, principal, body.collection, body.name, data, body.private)
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from app.data_dir import resolve_data_dir
+from app.data_dir import admin_token, resolve_data_dir
 from app.errors import AppError
 from app.render import size
 from app.runtime import engine_json
@@ -47,7 +47,7 @@ def examine(settings: Settings) -> dict[str, Any]:
     path, server = None, None
     try:
         path = resolve_data_dir(settings.data_dir)
-        server = _server(read_holder(path).get("url"))
+        server = _server(path, read_holder(path).get("url"))
     except AppError as error:
         problems.append(str(error))
     report: dict[str, Any] = {
@@ -131,11 +131,13 @@ def _reranker(settings: Settings, problems: list[str]) -> dict[str, Any] | None:
     return {"model": settings.reranker}
 
 
-def _server(url: object) -> dict[str, Any] | None:
+def _server(data_dir: Path, url: object) -> dict[str, Any] | None:
     if not isinstance(url, str):
         return None
     try:
-        return {"url": url, **httpx.get(f"{url}/readyz", timeout=3.0, trust_env=False).json()}
+        headers = {"x-coread-token": admin_token(data_dir)}
+        answer = httpx.get(f"{url}/readyz", headers=headers, timeout=3.0, trust_env=False)
+        return {"url": url, **answer.json()}
     except (httpx.HTTPError, ValueError):
         return None  # left behind by a server that was killed
 

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections import OrderedDict
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
@@ -26,6 +27,7 @@ from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany, 
 from app.http_errors import as_response
 from app.limits import KEPT_FREE_BYTES
 from app.rates import Rate
+from app.streams import EventStreams, OpenRequests
 
 if TYPE_CHECKING:
     from app.principal import Principal
@@ -49,8 +51,9 @@ OWN_CHECK = ("/v1", "/api", "/metrics", "/healthz", "/readyz")
 SIGN_IN = ("/sign-in", "/set-up")
 #: Where the library page sends files.
 FILES = ("/library/files",)
-_MAX_HASHES, _MAX_HASHES_EACH = 100_000, 500
-_MAX_JSON = 8 * 2**20
+_MAX_HASHES, _MAX_HASHES_EACH, _NEW_HASHES_AN_HOUR = 100_000, 500, 500
+#: What a page sends with an event: a question at most, never a file.
+_MAX_JSON = 2**20
 MAX_FORM = 16_384
 
 
@@ -96,6 +99,8 @@ class SessionHashes:
     def __init__(self) -> None:
         self._owner: OrderedDict[str, str] = OrderedDict()
         self._held: dict[str, int] = {}
+        # Gradio keeps something for each of some thousand pages: one person must not push out the others'.
+        self._fresh = Rate(_NEW_HASHES_AN_HOUR, 3600.0)
 
     def check(self, hash: str, principal: str) -> None:
         """Raises `NotAllowed` where the hash is somebody else's or is no hash."""
@@ -110,6 +115,8 @@ class SessionHashes:
             self._owner.move_to_end(hash)
 
     def _take(self, hash: str, principal: str) -> None:
+        if wait := self._fresh.take(principal):
+            raise TooMany("Too many pages were opened within an hour.", wait)
         self._owner[hash] = principal
         self._held[principal] = self._held.get(principal, 0) + 1
         if self._held[principal] > _MAX_HASHES_EACH:  # one person's many tabs push out nobody else's
@@ -127,11 +134,15 @@ class SessionHashes:
 class GateMiddleware:
     """Refuses what may not pass. Answers are one sentence: a page to browsers, JSON to programs."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, streams: EventStreams) -> None:
         self._app, self._runtime, self._settings = app, runtime, runtime.settings
-        self._hashes = SessionHashes()
+        self._streams = streams
+        self._hashes, self._open = SessionHashes(), OpenRequests()
         self._visitors = Rate(600, 3600.0)  # new identities from one address
         self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
+        self._upload_ids = Rate(400, 3600.0)  # two requests for each file
+        #: Events of one page's queue; each may run as long as an answer does.
+        self._events = Rate(240, 60.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # nothing here speaks it
@@ -142,20 +153,24 @@ class GateMiddleware:
             return
         request = Request(scope, receive)
         try:
-            answer, receive = await self._pass(request, receive)
-        except AppError as error:
+            with ExitStack() as held:
+                answer, receive = await self._pass(request, receive, held)
+                if answer is None:
+                    await self._app(scope, receive, send)
+                    return
+        except AppError as error:  # of this gate: the application behind answers its own
             answer = self._refusal(request, error)
-        if answer is None:
-            await self._app(scope, receive, send)
-        else:
-            await answer(scope, receive, send)
+        await answer(scope, receive, send)
 
-    async def _pass(self, request: Request, receive: Receive) -> tuple[Response | None, Receive]:
-        """None where the request may pass, else the answer it gets."""
+    async def _pass(
+        self, request: Request, receive: Receive, held: ExitStack
+    ) -> tuple[Response | None, Receive]:
+        """None where the request may pass, else the answer it gets; and what to receive from. `held` is given
+        what lasts as long as the request does."""
         path, headers = _path(request), request.headers
         settings = self._settings
         if _under(path, ("/v1", "/api/admin")):
-            await self._program(request, "api" if _under(path, ("/v1",)) else "command")
+            await self._program(request, "api" if _under(path, ("/v1",)) else "command", held)
             return None, receive
         if _under(path, OWN_CHECK) or _under(path, ASSETS):
             return None, receive
@@ -175,14 +190,16 @@ class GateMiddleware:
         principal = self._runtime.principal(headers)
         if not settings.open_to_all:
             await self._runtime.accounts.note_seen(headers)
-        return None, await self._gradio(request, receive, principal)
+        held.enter_context(self._open.one_more(principal.id))
+        return None, await self._gradio(request, receive, principal, held)
 
-    async def _program(self, request: Request, door: Door) -> None:
+    async def _program(self, request: Request, door: Door, held: ExitStack) -> None:
         """Refuse a program without a right before its body is read: the route itself would parse it first."""
         principal = self._runtime.identify(door, request)
         presented = bearer(request.headers)
         if principal.kind == "api_key" and presented is not None:
             await self._runtime.keys.note_use(presented)
+        held.enter_context(self._open.one_more(principal.id))
 
     # -- pages -------------------------------------------------------------------------------------------
 
@@ -222,22 +239,34 @@ class GateMiddleware:
 
     # -- Gradio's own routes -------------------------------------------------------------------------------
 
-    async def _gradio(self, request: Request, receive: Receive, principal: Principal) -> Receive:
+    async def _gradio(
+        self, request: Request, receive: Receive, principal: Principal, held: ExitStack
+    ) -> Receive:
         route, who = gradio_route(_path(request)), principal.id
         if request.method == "POST" and _under(_path(request), FILES):
             route = "/upload"  # files of the library page, which come without Gradio's forms
         match route:
             case "/queue/data":
-                self._hashes.check(request.query_params.get("session_hash", ""), who)
+                hash = request.query_params.get("session_hash", "")
+                self._hashes.check(hash, who)
+                held.enter_context(self._streams.fetching(hash))
+            case "/upload_progress":
+                self._check_upload_id(request, who)
             case "/heartbeat":
                 self._hashes.check(_path(request).rstrip("/").rsplit("/", 1)[1], who)
             case "/queue/join" | "/cancel" | "/component_server":
                 if not request.headers.get("content-type", "").startswith("application/json"):
                     raise NotAllowed("This route takes JSON only.")
                 body = await read_body(request, _MAX_JSON)
-                self._hashes.check(_session_hash(body), who)
+                hash = _session_hash(body)
+                self._hashes.check(hash, who)
+                if route == "/queue/join":
+                    if wait := self._events.take(who):
+                        raise TooMany("Too much is clicked at a time.", wait)
+                    self._streams.joined(hash)
                 return _replay(body, receive)
             case "/upload":
+                self._check_upload_id(request, who)
                 length = request.headers.get("content-length", "")
                 size = int(length) if length.isdigit() else self._settings.max_body_bytes
                 if shutil.disk_usage(self._runtime.upload_dir.parent).free < size + KEPT_FREE_BYTES:
@@ -245,6 +274,14 @@ class GateMiddleware:
                 if wait := self._uploads.take(who, size):
                     raise TooMany("You have sent as much as one person may send an hour.", wait)
         return receive
+
+    def _check_upload_id(self, request: Request, who: str) -> None:
+        """Gradio remembers every upload's name that it was ever asked about: few, and short ones only."""
+        given = request.query_params.get("upload_id", "")
+        if len(given) > 64 or not given.isascii():
+            raise NotAllowed("This is not the name of an upload.")
+        if wait := self._upload_ids.take(who):
+            raise TooMany("Too many files were sent within an hour.", wait)
 
 
 def _address(request: Request) -> str:

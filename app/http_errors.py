@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import sqlite3
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -63,6 +65,11 @@ def as_refusal(error: Exception) -> ApiRefusal:
             return ApiRefusal(
                 str(error), status=error.status, code=error.code, kind=kind, retry_after_s=retry
             )
+    if (words := _storage_trouble(error)) is not None:
+        log.error("storage: %s", error)
+        return ApiRefusal(
+            words, status=503, code="storage_unavailable", kind="server_error", retry_after_s=30.0
+        )
     log.error("unexpected error in an HTTP request", exc_info=error)
     return ApiRefusal(
         "Something went wrong inside Coread; the log says what.",
@@ -70,6 +77,23 @@ def as_refusal(error: Exception) -> ApiRefusal:
         code="internal_error",
         kind="server_error",
     )
+
+
+def _storage_trouble(error: Exception) -> str | None:
+    """What is wrong with the disk or the database file, where that is what an error tells."""
+    kept = "What was stored before is safe; try again in a moment."
+    # The low byte of SQLite's code is its kind, the rest says more about it.
+    code = getattr(error, "sqlite_errorcode", None) if isinstance(error, sqlite3.Error) else None
+    match None if code is None else code & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return f"The server's disk is full, so nothing new can be stored. {kept}"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return f"Another program holds the server's database, so nothing new can be stored. {kept}"
+        case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN:
+            return f"The server cannot write to its disk. {kept}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"The server's disk is full, so nothing new can be stored. {kept}"
+    return None
 
 
 def as_response(error: Exception) -> JSONResponse:
@@ -104,7 +128,7 @@ def install(app: FastAPI) -> None:
         refusal = ApiRefusal(str(error.detail), status=error.status_code)
         return JSONResponse(refusal.body(), status_code=error.status_code, headers=error.headers)
 
-    for kind in (AppError, EngineError, RagError):
+    for kind in (AppError, EngineError, RagError, sqlite3.Error, OSError, Exception):
         app.add_exception_handler(kind, handle)
     app.add_exception_handler(RequestValidationError, handle_invalid)
     app.add_exception_handler(HTTPException, handle_http)

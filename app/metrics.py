@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -129,7 +130,7 @@ def metrics_router(runtime: Runtime) -> APIRouter:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LedgerCollector(_source(runtime)))
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         runtime.access.require_watcher(request)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

@@ -277,6 +277,25 @@ class Runtime:
             self._data_dir.close()
             self._data_dir = None
 
+    @property
+    def engine_failed(self) -> bool:
+        """True where the engine worked and then failed (not where it never did)."""
+        engine = self._engine
+        return self._state == "ready" and engine is not None and engine.status().state == "failed"
+
+    async def revive(self) -> bool:
+        """Give a failed engine a fresh memory around the model that is loaded already; False where it has not
+        failed. Conversations and documents are not the engine's, so nothing of them is lost.
+
+        Raises what the engine cannot start again for.
+        """
+        engine = self._engine
+        if engine is None or not self.engine_failed:
+            return False
+        await asyncio.to_thread(engine.restart)
+        await engine.wait_ready()
+        return True
+
     def _busy(self) -> bool:
         """True while somebody's answer is computed: uploads then wait a little with their own work."""
         engine = self._engine

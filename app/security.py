@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,18 +48,25 @@ class HeadersMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies over `limit` bytes: at once where the length is announced, else when it is passed."""
+    """Refuses bodies over `limit` bytes: at once where the length is announced, else when it is passed.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    `smaller` has the limits of paths that take less, by how the path begins.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, smaller: Mapping[str, int] | None = None) -> None:
+        self._app, self._limit, self._smaller = app, limit, dict(smaller or {})
+
+    def _limit_of(self, path: str) -> int:
+        return min([self._limit, *(n for begin, n in self._smaller.items() if path.startswith(begin))])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limit = self._limit_of(str(scope["path"]))
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._limit:
-            await self._refuse(scope, receive, send)
+        if length.isdigit() and int(length) > limit:
+            await self._refuse(scope, receive, send, limit)
             return
         seen, refused, started = 0, False, False
 
@@ -66,7 +75,7 @@ class BodyLimitMiddleware:
             message = await receive()
             if message["type"] == "http.request":
                 seen += len(message.get("body", b""))
-                if seen > self._limit:
+                if seen > limit:
                     refused = True
                     return {"type": "http.disconnect"}
             return message
@@ -84,11 +93,11 @@ class BodyLimitMiddleware:
             if not refused:
                 raise
         if refused and not started:
-            await self._refuse(scope, receive, send)
+            await self._refuse(scope, receive, send, limit)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         error = {
-            "message": f"The request's body is larger than the limit of {self._limit:,} bytes.",
+            "message": f"The request's body is larger than the limit of {limit:,} bytes.",
             "type": "invalid_request_error",
             "param": None,
             "code": "body_too_large",

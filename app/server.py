@@ -8,11 +8,13 @@ import errno
 import logging
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from app import http_errors
@@ -20,23 +22,34 @@ from app.account_pages import account_router
 from app.admin_api import admin_router
 from app.dashboard.routes import FeedMiddleware, dashboard_router
 from app.demo_command import demo_router
-from app.errors import PortUnavailable
+from app.errors import AppError, PortUnavailable
 from app.exports import exports_router
 from app.gate import GateMiddleware
-from app.lifecycle import PatientProtocol, raise_file_limit, sweep_forever
+from app.lifecycle import patient_protocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
 from app.openai_api import openai_router
+from app.openapi import ERRORS, openapi_router
 from app.pages.library_files import library_router
 from app.people_api import people_router
 from app.principal import IdentityMiddleware
 from app.request_log import RequestLogMiddleware, configure_logging
 from app.runtime import Runtime
 from app.security import BodyLimitMiddleware, HeadersMiddleware
+from app.streams import EventStreams, drop_unfetched_forever
+from app.watchdog import watch_engine
 
 if TYPE_CHECKING:
     import gradio as gr
 
 log = logging.getLogger("coread")
+#: A `/v1` request: more than any model reads, however it is escaped.
+MAX_MESSAGES_BYTES = 8 * 2**20
+#: Python's threads take turns of so many seconds. A page's request takes dozens of turns, and at Python's own
+#: 5 ms each waits that long behind the engine's thread and those that build prompts.
+TURN_S = 0.0005
+#: Threads for what would hold up the event loop. Python's own number (CPUs + 4) lets a few prompts that are
+#: being built hold up every page.
+THREADS = 24
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -74,28 +87,38 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     from app.pages.theme import make_theme, stylesheet
     from app.pages.words_page import LanguageMiddleware
 
+    streams = EventStreams()
+
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        workers = ThreadPoolExecutor(THREADS, thread_name_prefix="coread-work")
+        asyncio.get_running_loop().set_default_executor(workers)
         runtime.start()
-        sweeping = asyncio.create_task(sweep_forever(runtime.upload_dir), name="coread-sweep")
+        chores = (
+            asyncio.create_task(sweep_forever(runtime.upload_dir), name="coread-sweep"),
+            asyncio.create_task(watch_engine(runtime), name="coread-watchdog"),
+            asyncio.create_task(drop_unfetched_forever(demo, streams), name="coread-unfetched"),
+        )
         try:
             yield
         finally:
-            sweeping.cancel()
+            for chore in chores:
+                chore.cancel()
             await runtime.stop()
 
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     http_errors.install(app)
-    app.include_router(dashboard_router(runtime))
-    app.include_router(openai_router(runtime))
-    app.include_router(admin_router(runtime))
-    app.include_router(people_router(runtime))
+    app.include_router(dashboard_router(runtime), responses=ERRORS)
+    app.include_router(openai_router(runtime), responses=ERRORS)
+    app.include_router(admin_router(runtime), responses=ERRORS)
+    app.include_router(people_router(runtime), responses=ERRORS)
     app.include_router(account_router(runtime))
-    app.include_router(metrics_router(runtime))
-    app.include_router(demo_router(runtime))
+    app.include_router(metrics_router(runtime), responses=ERRORS)
+    app.include_router(demo_router(runtime), responses=ERRORS)
     app.include_router(exports_router(runtime))
     app.include_router(library_router(runtime))
     _add_health(app, runtime)
+    app.include_router(openapi_router(runtime, app))
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         demo,
@@ -108,12 +131,14 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
         ssr_mode=False,
         show_error=False,
         max_file_size=runtime.settings.max_upload_bytes,
-        app_kwargs={"docs_url": None, "redoc_url": None},
+        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
     )
     mounted.add_middleware(LanguageMiddleware)
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
-    mounted.add_middleware(GateMiddleware, runtime=runtime)
-    mounted.add_middleware(BodyLimitMiddleware, limit=runtime.settings.max_body_bytes)
+    mounted.add_middleware(GateMiddleware, runtime=runtime, streams=streams)
+    mounted.add_middleware(
+        BodyLimitMiddleware, limit=runtime.settings.max_body_bytes, smaller={"/v1": MAX_MESSAGES_BYTES}
+    )
     mounted.add_middleware(FeedMiddleware, runtime=runtime)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     mounted.add_middleware(RequestLogMiddleware)
@@ -126,9 +151,15 @@ def _add_health(app: FastAPI, runtime: Runtime) -> None:
         return {"status": "ok"}
 
     @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        """200 once questions can be answered, 503 with the reason until then."""
-        return JSONResponse(runtime.status(), status_code=200 if runtime.ready else 503)
+    async def readyz(request: Request) -> JSONResponse:
+        """200 once questions can be answered, 503 until then. What runs here, and the reason, is for those
+        who may see the server's figures."""
+        status = runtime.status()
+        try:
+            runtime.access.require_watcher(request)
+        except AppError:
+            status = {"state": status["state"]}
+        return JSONResponse(status, status_code=200 if runtime.ready else 503)
 
 
 def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -> None:
@@ -138,7 +169,8 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
     """
     settings = runtime.settings
     configure_logging(settings.log_level, settings.log_format)
-    raise_file_limit()
+    files = raise_file_limit()
+    sys.setswitchinterval(TURN_S)
     listener = bind(settings.host, settings.port)
     try:
         data_dir = runtime.open()
@@ -163,7 +195,7 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
             access_log=False,
             proxy_headers=True,
             timeout_graceful_shutdown=5,
-            http=PatientProtocol,
+            http=patient_protocol(files),
             log_config=None,
             h11_max_incomplete_event_size=64 * 1024,
         )

@@ -40,7 +40,7 @@ class Plan:
     readers: int = 50
     minutes: float = 10.0
     overload_minutes: float = 2.0
-    think_s: float = 15.0
+    think_s: float = 30.0
     queued: int = 32
     running: int = 24
     pool: str = "512MB"
@@ -51,7 +51,7 @@ class Reader:
 
     def __init__(self, url: str, number: int, plan: Plan, measured: Measured) -> None:
         self._random = random.Random(number)
-        self._plan, self._measured = plan, measured
+        self._plan, self.measured = plan, measured
         self.page = Page(url, measured)
         self._questions = [question.question for question in data.questions("dev")]
         self.asked: dict[str, int] = {}
@@ -59,7 +59,7 @@ class Reader:
     async def run(self, until: float) -> None:
         """Read until the moment `until` (`time.monotonic`); an answer that runs then is read to its end."""
         await asyncio.sleep(self._random.uniform(0, min(self._plan.think_s, 20.0)))
-        if not await attempt(self._measured, "page load", self.page.load):
+        if not await attempt(self.measured, "page load", self.page.load):
             return
         polling = asyncio.create_task(self._poll())
         try:
@@ -84,7 +84,7 @@ class Reader:
 
     async def _poll(self) -> None:
         while True:
-            await attempt(self._measured, "memory feed", self.page.memory)
+            await attempt(self.measured, "memory feed", self.page.memory)
             await asyncio.sleep(1.0)
 
     async def _do_something(self) -> None:
@@ -92,19 +92,19 @@ class Reader:
         if pick < 0.62:
             await self._ask()
         elif pick < 0.70:
-            await attempt(self._measured, "search", lambda: page.search(self._random.choice("aeio")))
+            await attempt(self.measured, "search", lambda: page.search(self._random.choice("aeio")))
         elif pick < 0.78 and page.conversations:
             id = self._random.choice(page.conversations)
-            await attempt(self._measured, "open", lambda: page.open(id))
+            await attempt(self.measured, "open", lambda: page.open(id))
         elif pick < 0.84:
-            await attempt(self._measured, "new", page.new)
+            await attempt(self.measured, "new", page.new)
         elif pick < 0.90:
-            await attempt(self._measured, "memory page", page.dashboard)
-            await attempt(self._measured, "hover", lambda: page.hover(self._random.randrange(100)))
+            await attempt(self.measured, "memory page", page.dashboard)
+            await attempt(self.measured, "hover", lambda: page.hover(self._random.randrange(100)))
         elif pick < 0.95:
-            await attempt(self._measured, "reload", page.load)
+            await attempt(self.measured, "reload", page.load)
         elif page.conversation:
-            await attempt(self._measured, "export", page.export)
+            await attempt(self.measured, "export", page.export)
 
     async def _ask(self) -> None:
         documents = self.page.documents
@@ -113,7 +113,7 @@ class Reader:
         document = documents[place] if documents and self._random.random() < 0.7 else ""
         question = self._random.choice(self._questions)
         stop = self._random.uniform(0.5, 6.0) if self._random.random() < 0.1 else None
-        if await attempt(self._measured, "ask", lambda: self.page.ask(question, document, stop)):
+        if await attempt(self.measured, "ask", lambda: self.page.ask(question, document, stop)):
             id = self.page.conversation
             self.asked[id] = self.asked.get(id, 0) + 1
 
@@ -125,14 +125,20 @@ async def _watch(server: ServerProcess, samples: list[Sample]) -> None:
 
 
 async def _phase(
-    server: ServerProcess, plan: Plan, readers: Sequence[Reader], seconds: float
+    server: ServerProcess, readers: Sequence[Reader], seconds: float, grace_s: float
 ) -> tuple[list[Sample], float]:
-    """Let the readers read for `seconds`; what was seen from outside, and how long it really took."""
+    """Let the readers read for `seconds`; whoever is still waiting `grace_s` later leaves, as people do. What
+    was seen from outside, and how long it really took."""
     samples: list[Sample] = []
     watching = asyncio.create_task(_watch(server, samples))
     began = time.monotonic()
+    tasks = [asyncio.create_task(reader.run(began + seconds)) for reader in readers]
     try:
-        await asyncio.gather(*(reader.run(began + seconds) for reader in readers))
+        _, late = await asyncio.wait(tasks, timeout=seconds + grace_s)
+        readers[0].measured.left += len(late)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -171,7 +177,7 @@ async def measure(plan: Plan, data_dir: Path, log: Path) -> dict[str, Any]:
         status = server.status()
         first, second = Measured(), Measured()
         readers = [Reader(server.url, n, plan, first) for n in range(plan.readers)]
-        samples, seconds = await _phase(server, plan, readers, plan.minutes * 60)
+        samples, seconds = await _phase(server, readers, plan.minutes * 60, 45.0)
         stored = 0
         for reader in readers:
             if await attempt(first, "verify", reader.verify):
@@ -179,7 +185,7 @@ async def measure(plan: Plan, data_dir: Path, log: Path) -> dict[str, Any]:
         loaded = summary(first, samples, seconds)
         after_load = await asyncio.to_thread(server.check)
         crowd = [Reader(server.url, 1_000 + n, plan, second) for n in range(2 * plan.readers)]
-        over_samples, over_seconds = await _phase(server, plan, crowd, plan.overload_minutes * 60)
+        over_samples, over_seconds = await _phase(server, crowd, plan.overload_minutes * 60, 1.0)
         overloaded = summary(second, over_samples, over_seconds)
         for reader in (*readers, *crowd):
             await reader.page.close()

@@ -40,6 +40,7 @@ def summary(measured: Measured, samples: Sequence[Sample], seconds: float) -> di
         "seconds": round(seconds, 1),
         "answers": measured.answers,
         "stopped": measured.stopped,
+        "left_before_the_end": measured.left,
         "errors": measured.errors[:20],
         "error_count": len(measured.errors),
         "refusals": dict(measured.refusals),

@@ -39,6 +39,8 @@ class Measured:
     refusals: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     answers: int = 0
     stopped: int = 0
+    #: Readers who left while something was still running for them.
+    left: int = 0
 
     def error(self, action: str, error: BaseException) -> None:
         self.errors.append(f"{action}: {type(error).__name__}: {error}"[:300])

@@ -42,11 +42,12 @@ class ServerProcess:
         self.url = ""
         self._began = time.monotonic()
 
-    def start(self) -> None:
-        """Start, and return once questions can be answered and every sample document is ready."""
+    def start(self, port: int = 0) -> None:
+        """Start (0: on a free port); returns once questions can be answered and all documents are ready."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COREAD_")}
         environment |= {f"COREAD_{name.upper()}": value for name, value in self._settings.items()}
-        command = [sys.executable, "-m", "app.cli", "serve", "--port", "0", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+        command += ["--data-dir", str(self.data_dir)]
         with self._log.open("ab") as log:
             offset = self._log.stat().st_size
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

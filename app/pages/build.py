@@ -18,6 +18,7 @@ from app.pages.handlers import ChatHandlers
 from app.pages.library_page import build_library
 from app.pages.library_panel import LibraryHandlers
 from app.pages.library_source import SEARCH_ALL
+from app.pages.quick import skip_cheaply
 from app.pages.words import mark
 from app.runtime import Runtime
 from app.store import MAX_TITLE
@@ -174,6 +175,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
     # Gradio looks into its queue every millisecond, whether or not anybody is there: 7 % of a core for
     # nothing. A click waits half of this longer on average, which nobody can see.
     demo._queue.sleep_when_free = QUEUE_LOOK_S
+    skip_cheaply(demo)
     demo._queue.progress_update_sleep_when_free = 1.0  # nothing here reports progress through Gradio
     return demo
 
