@@ -90,7 +90,7 @@ async def test_the_demonstration_fills_shares_copies_and_drains(server: str, bro
     )
     assert "instructions" in await text(page, "hover")
     await page.get_by_role("button", name="Running now").click()
-    assert "running" in await text(page, "twin")
+    assert "Running now" in await text(page, "twin")
     await page.get_by_role("button", name="Start the demonstration").wait_for(timeout=60_000)
     await page.wait_for_function("document.querySelector('[data-cd=twin]').textContent.includes(', 0 held')")
     assert queued == [], "watching is no event of Gradio's queue"
