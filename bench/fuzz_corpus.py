@@ -138,7 +138,6 @@ def _harmful_pdfs() -> dict[str, Callable[[], tuple[str, bytes]]]:
         ])  # fmt: skip
 
     text = b"BT /F1 12 Tf (Some words that stand on this page.) Tj ET"
-    bomb = zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 12_000_000, 9)
     return {
         "PDF whose pages contain themselves": lambda: ("loop.pdf", one(_stream(text), kids=b"[2 0 R 4 0 R]")),
         "PDF with 10^9 pages by its own count": lambda: ("count.pdf", one(_stream(text), count=10**9)),
@@ -156,7 +155,7 @@ def _harmful_pdfs() -> dict[str, Callable[[], tuple[str, bytes]]]:
         ),
         "PDF whose stream unpacks to 264 MB": lambda: (
             "stream.pdf",
-            one(_stream(bomb, b"/Filter /FlateDecode ")),
+            one(_stream(zlib.compress(b"BT /F1 9 Tf (x) Tj ET\n" * 12_000_000), b"/Filter /FlateDecode ")),
         ),
         "PDF packed 30 times": lambda: ("packed.pdf", one(_packed(text, 30))),
         "PDF with an inline image that has no end": lambda: (

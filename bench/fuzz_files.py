@@ -35,8 +35,8 @@ REASONS = frozenset({
     "no text", "encoding", "not text", "not supported", "damaged", "encrypted", "too long", "too many pages",
     "time", "memory",
 })  # fmt: skip
-#: What the parent adds to a job's clock (start of the child, splitting, indexing), on a busy machine.
-GRACE_S = 30.0
+#: What a busy machine adds to a job's clock: start of the child, splitting, and indexing of each passage.
+GRACE_S, PASSAGE_S = 30.0, 0.02
 READABLE = frozenset({"fuzz"})
 
 
@@ -106,9 +106,9 @@ def upload(library: Library, case: Case, limits: Limits) -> Outcome:
     """Upload one file, wait for its end and look at what is left of it."""
     started = time.monotonic()
 
-    def outcome(result: str, *faults: str) -> Outcome:
+    def outcome(result: str, *faults: str, passages: int = 0) -> Outcome:
         seconds = time.monotonic() - started
-        if seconds > limits.seconds + GRACE_S:
+        if seconds > limits.seconds + GRACE_S + passages * PASSAGE_S:
             faults += (f"took {seconds:.0f} s",)
         return Outcome(case.kind, case.name, len(case.data), result, seconds, faults)
 
@@ -123,7 +123,7 @@ def upload(library: Library, case: Case, limits: Limits) -> Outcome:
     except TimeoutError:
         return outcome("hangs", "neither ready nor failed")
     if info.status == "ready":
-        return outcome("ready", *_ready_faults(library, id))
+        return outcome("ready", *_ready_faults(library, id), passages=info.passages)
     faults = [] if info.reason in REASONS and info.message else [f"failed with {info.reason!r}"]
     if info.version or info.passages:
         faults.append("failed and half there")
@@ -169,12 +169,13 @@ def run(folder: Path, files: int, seed: int = 1, limits: Limits | None = None) -
         faults += library.check().problems
     finally:
         library.close(all=True)
+    hostile = frozenset(harmful())
     slowest = sorted(outcomes, key=lambda o: -o.seconds)[:5]
     return {
         "files": len(outcomes),
         "seed": seed,
         "results": dict(Counter(o.result for o in outcomes).most_common()),
-        "hostile": {o.kind: o.result for o in outcomes if o.kind in harmful()},
+        "hostile": {o.kind: o.result for o in outcomes if o.kind in hostile},
         "faults": faults,
         "slowest": [{"kind": o.kind, "seconds": round(o.seconds, 1), "result": o.result} for o in slowest],
     }
