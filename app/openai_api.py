@@ -45,8 +45,6 @@ SEARCHING_MODEL = "coread"
 _DEFAULT_TOKENS = 1_024
 #: How often a client that does not stream is checked for having gone away.
 _LOOK_S = 0.5
-#: The receipt of what the engine was not asked.
-_NOTHING = Receipt(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, None, 0.0)
 
 
 def openai_router(runtime: Runtime) -> APIRouter:
@@ -114,9 +112,10 @@ async def _events(call: _Call) -> AsyncIterator[Event]:
         async for event in call.generation:
             yield event
         return
+    nothing = Receipt(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, None, 0.0)
     for index in call.choices:
         yield Delta(index, call.said, ())
-        yield Done(index, "stop", call.said, (), _NOTHING)
+        yield Done(index, "stop", call.said, (), nothing)
 
 
 class _Api:
