@@ -44,9 +44,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("SmolLM2-135M", "2 GiB of KV, as Coread starts", 2_400, 40, 260, 1, blocks=5_825),
-    Setting("Llama-3.1-8B", "L4 (24 GB)", 6_000, 60, 440, 1),
-    Setting("Qwen3-8B", "A100 (40 GB)", 9_000, 60, 440, 3),
+    Setting("SmolLM2-135M", "2 GiB of KV, as Coread starts", 2_400, 260, 40, 1, blocks=5_825),
+    Setting("Llama-3.1-8B", "L4 (24 GB)", 6_000, 460, 40, 1),
+    Setting("Qwen3-8B", "A100 (40 GB)", 9_000, 460, 40, 3),
 )
 
 

@@ -74,7 +74,7 @@ function drawPages() {
   physical.forEach((block, i) => {
     const at = place.get(block);
     if ((i === 0 || block !== physical[i - 1] + 1) && at - labelled > 44) {
-      context.fillText(number(block), at, bottom + tall + 13);
+      context.fillText(number(block), Math.min(at, width - context.measureText(number(block)).width), bottom + tall + 13);
       labelled = at;
     }
   });
