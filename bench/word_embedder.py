@@ -41,6 +41,6 @@ class WordEmbedder:
             for term in terms(text):
                 hashed = term_hash(term)
                 vectors[row, hashed % self.dimension] += 1.0 if hashed >> 32 & 1 else -1.0
-        norms: Vectors = np.linalg.norm(vectors, axis=1, keepdims=True)
         # Words may cancel each other out exactly.
-        return vectors / np.maximum(norms, 1e-6)
+        norms = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+        return np.asarray(vectors / norms, dtype=np.float32)
