@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -73,7 +73,8 @@ class CharTokenizer:
 
 @dataclass(slots=True)
 class FakeGeneration:
-    """Plays `script`; an entry that is a number is a pause in seconds, "hold" waits for `abort`."""
+    """Plays `script`; an entry that is a number is a pause in seconds, an async function is awaited, "hold"
+    waits for `abort`."""
 
     script: list[Any]
     n: int = 1
@@ -92,6 +93,10 @@ class FakeGeneration:
                 await self._wake.wait()
                 self.script = [Done(0, "aborted", "Half", (80,), receipt(20, 0, 1))]
                 continue
+            if callable(item):
+                await item()
+                self.script.pop(0)
+                continue
             if isinstance(item, int | float):
                 await asyncio.sleep(item)
                 self.script.pop(0)
@@ -108,11 +113,12 @@ class FakeGeneration:
 
 @dataclass(slots=True)
 class FakeEngine:
-    """Keeps every request. `script` is what the next generation plays; None answers "Hello." """
+    """Keeps every request. `script` is what the next generation plays, or makes it of the request; None
+    answers "Hello." """
 
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: list[FakeGeneration] = field(default_factory=list)
-    script: list[Any] | None = None
+    script: list[Any] | Callable[[GenerationRequest], list[Any]] | None = None
     refuse: Exception | None = None
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     closed: list[str] = field(default_factory=list)
@@ -140,6 +146,8 @@ class FakeEngine:
         self.requests.append(request)
         self.submitted.set()
         script = self.script if self.script is not None else hello(request)
+        if callable(script):
+            script = script(request)
         generation = FakeGeneration(list(script), request.n)
         self.generations.append(generation)
         return generation
