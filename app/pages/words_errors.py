@@ -31,6 +31,7 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "error.step_failed": ("The engine could not compute this.", "引擎無法完成這次計算。"),
     "error.non_finite_logits": ("The model computed no usable number.", "模型算不出可用的結果。"),
     "error.model_not_found": ("The model was not found.", "找不到模型。"),
+    "error.kv_dtype_refused": ("The memory cannot be kept in this format.", "無法以這種格式保存記憶。"),
     "error.model_refused": ("The model cannot be used.", "無法使用這個模型。"),
     "error.knowledge_base_error": ("The knowledge base failed.", "知識庫出了問題。"),
     "error.database_error": ("The database failed.", "資料庫出了問題。"),
