@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import takewhile
@@ -232,7 +232,7 @@ def _sections(document: DocumentText, limit: int) -> list[Span]:
     ]
 
 
-async def _watched(events: AsyncIterator[Event], every_s: float) -> AsyncIterator[Event | None]:
+async def _watched(events: AsyncIterator[Event], every_s: float) -> AsyncGenerator[Event | None, None]:
     """The events, and None at least every `every_s` seconds."""
     pending = asyncio.ensure_future(anext(events, None))
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from app.sizing import Workload, fit, known_devices, model_named, pool_blocks_on
 from bench.meter import Meter
@@ -108,6 +109,10 @@ def most(fits: Callable[[int], bool]) -> int:
     return low
 
 
+def _fits(setting: Setting, sharing: bool, users: int) -> bool:
+    return finish_together(setting, users, sharing)
+
+
 def main() -> None:
     """Print a table."""
     print(
@@ -117,7 +122,7 @@ def main() -> None:
     for setting in SETTINGS:
         own = setting.question + setting.answer
         found = fit(shape(setting), BLOCK, setting.pool(), Workload(setting.common, own, setting.documents))
-        real = [most(lambda n, s=setting, h=sharing: finish_together(s, n, h)) for sharing in (False, True)]
+        real = [most(partial(_fits, setting, sharing)) for sharing in (False, True)]
         name = f"{setting.model}, {setting.device}"
         name += f", {setting.documents} documents" if setting.documents > 1 else ""
         print(

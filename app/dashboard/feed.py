@@ -209,7 +209,8 @@ class DashboardFeed:
         picture = self._picture
         stale = self._pictured_number != shared.number
         if picture is None or (stale and self._clock() - self._pictured_at >= self._tree_every_s):
-            picture, cost = await asyncio.to_thread(self._timed_tree)
+            made, cost = await asyncio.to_thread(self._timed_tree)
+            picture = made
             self._pictured_at = self._clock()
             self._tree_every_s = min(MAX_TREE_S, max(TREE_S, cost / self._share))
         if picture is not self._picture:

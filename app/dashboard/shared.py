@@ -104,10 +104,10 @@ class Looks:
         async with self._looking:
             if (found := self._fresh()) is not None:  # somebody else has just looked
                 return found
-            found, cost = await asyncio.to_thread(self._timed_look, self._shared)
-            self._shared, self._looked_at = found, self._clock()
+            looked, cost = await asyncio.to_thread(self._timed_look, self._shared)
+            self._shared, self._looked_at = looked, self._clock()
             self._every_s = min(MAX_LOOK_S, max(LOOK_S, cost / self._share))
-            return found
+            return looked
 
     def _fresh(self) -> Shared | None:
         return self._shared if self._clock() - self._looked_at < self._every_s else None
