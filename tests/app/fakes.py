@@ -170,10 +170,10 @@ class FakeEngine:
 
     def documents(self, *, fresh: bool = False) -> dict[str, DocumentMemory]:
         """Every document that a prompt named is in memory, three blocks of it."""
-        named = {s.document for r in self.requests for s in r.segments if s.document} | self.pinned
+        named = {s.document for r in self.requests for s in r.segments if s.document} - set(self.unlinked)
         return {
             id: DocumentMemory(3, 3, 0, 0, 1, 3 * (id in self.pinned), id in self.pinned)
-            for id in named - set(self.unlinked)
+            for id in named | self.pinned
         }
 
     def pin_document(self, document: str) -> int:
