@@ -32,7 +32,7 @@ async def findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["dark"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_every_page(served: Served, browser: Browser, scheme: str) -> None:
     context = await browser.new_context(viewport={"width": 1400, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
     ann = Person(context, await context.new_page(), served.url)

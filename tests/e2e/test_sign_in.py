@@ -19,9 +19,11 @@ from app.settings import load_settings
 from tests.app.conftest import FakeParts
 from tests.app.fakes import FakeEngine
 from tests.e2e.conftest import Person, Served
+from tests.e2e.test_accessibility import findings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PASSWORD = "correct horse"
+HOSTILE = "<img src=x onerror=window.ran=1> ${window.ran=1}"
 
 
 @pytest.fixture
@@ -56,6 +58,7 @@ async def test_set_up_ask_sign_out_and_in_again(served: Served, browser: Browser
         if "/set-up" in page.url:
             break
         await asyncio.sleep(0.2)
+    assert await findings(page) == []
     await page.fill("input[name=token]", "the-token")
     await page.fill("input[name=name]", "Root")
     await page.fill("input[name=password]", PASSWORD)
@@ -66,12 +69,20 @@ async def test_set_up_ask_sign_out_and_in_again(served: Served, browser: Browser
     account = served.runtime.accounts.accounts()[0]
     assert served.engine.requests[0].output_scope.id == account.id
     await page.goto(f"{served.url}/profile")
-    await page.fill("form[action='/profile/keys'] input[name=name]", "script")
+    await page.fill("form[action='/profile/keys'] input[name=name]", HOSTILE)
     await page.click("form[action='/profile/keys'] button")
     assert re.search(r"coread_[\w-]+", await page.content())
-    await page.goto(f"{served.url}/profile")
+    await page.goto(f"{served.url}/people")
+    assert await findings(page) == []
+    await page.goto(f"{served.url}/profile?language=zh-Hant")
+    assert HOSTILE in await page.inner_text("main")
+    await page.get_by_role("button", name="登出").wait_for()
+    await page.get_by_role("link", name="English").click()
+    assert await findings(page) == []
+    assert await page.evaluate("window.ran") is None
     await page.get_by_role("button", name="Sign out").click()
     await page.wait_for_url("**/sign-in")
+    assert await findings(page) == []
     await page.goto(served.url)
     await page.wait_for_url("**/sign-in")
     await page.fill("input[name=name]", "root")
