@@ -5,6 +5,7 @@ Strangers do not get it: what there is to knock at is nobody's business who has 
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -81,24 +82,27 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
-_MEANING = {
-    400: "The request is malformed, or asks for what is not there",
-    401: "No key, or one that is not known (any more)",
-    403: "Not allowed",
-    404: "There is no such thing, or not for this caller",
-    405: "The path takes other methods",
-    409: "Not at this moment, or more of it than is kept",
-    413: "Too large",
-    422: "A value was not taken",
-    429: "A limit is reached; Retry-After says when to come back",
-    500: "A fault of the server",
-    503: "Warming up, or the engine or the disk is not available; Retry-After says when to come back",
-    504: "It took too long",
-}
-#: For `include_router(…, responses=ERRORS)`.
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": meaning} for status, meaning in _MEANING.items()
-}
+_MEANING = MappingProxyType(
+    {
+        400: "The request is malformed, or asks for what is not there",
+        401: "No key, or one that is not known (any more)",
+        403: "Not allowed",
+        404: "There is no such thing, or not for this caller",
+        405: "The path takes other methods",
+        409: "Not at this moment, or more of it than is kept",
+        413: "Too large",
+        422: "A value was not taken",
+        429: "A limit is reached; Retry-After says when to come back",
+        500: "A fault of the server",
+        503: "Warming up, or the engine or the disk is not available; Retry-After says when to come back",
+        504: "It took too long",
+    }
+)
+
+
+def errors() -> dict[int | str, dict[str, Any]]:
+    """For `include_router(…, responses=errors())`."""
+    return {status: {"model": ErrorBody, "description": meaning} for status, meaning in _MEANING.items()}
 
 
 def _answers(schemas: dict[str, Any], model: type[BaseModel], **more: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from app.gate import GateMiddleware
 from app.lifecycle import patient_protocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
 from app.openai_api import openai_router
-from app.openapi import ERRORS, openapi_router
+from app.openapi import errors, openapi_router
 from app.pages.library_files import library_router
 from app.people_api import people_router
 from app.principal import IdentityMiddleware
@@ -108,13 +108,13 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
 
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     http_errors.install(app)
-    app.include_router(dashboard_router(runtime), responses=ERRORS)
-    app.include_router(openai_router(runtime), responses=ERRORS)
-    app.include_router(admin_router(runtime), responses=ERRORS)
-    app.include_router(people_router(runtime), responses=ERRORS)
+    app.include_router(dashboard_router(runtime), responses=errors())
+    app.include_router(openai_router(runtime), responses=errors())
+    app.include_router(admin_router(runtime), responses=errors())
+    app.include_router(people_router(runtime), responses=errors())
     app.include_router(account_router(runtime))
-    app.include_router(metrics_router(runtime), responses=ERRORS)
-    app.include_router(demo_router(runtime), responses=ERRORS)
+    app.include_router(metrics_router(runtime), responses=errors())
+    app.include_router(demo_router(runtime), responses=errors())
     app.include_router(exports_router(runtime))
     app.include_router(library_router(runtime))
     _add_health(app, runtime)

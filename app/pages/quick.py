@@ -9,15 +9,17 @@ core) where 0.02 ms will do. With two dozen answers at a time nothing was left f
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import gradio as gr
 
-_SKIP = gr.skip()
+_SKIP = MappingProxyType(gr.skip())
 
 
 def _is_skip(value: Any) -> bool:
-    return isinstance(value, dict) and value == _SKIP
+    return isinstance(value, Mapping) and value == _SKIP
 
 
 def skip_cheaply(demo: gr.Blocks) -> None:

@@ -38,6 +38,7 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "error.duplicate_document": ("This document is there already.", "這份文件已經在了。"),
     "error.invalid_query": ("The question cannot be searched for.", "無法用這個問題搜尋。"),
     "error.parse_failed": ("The file could not be read.", "無法讀取這個檔案。"),
+    "error.reranker_unavailable": ("The search cannot order what it found.", "無法排序搜尋結果。"),
     "error.embedder_unavailable": ("Search is not available.", "目前無法搜尋。"),
     "error.prompt_too_long": ("This is longer than the model reads.", "內容超出模型能讀的長度。"),
     "refused.empty": (
