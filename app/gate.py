@@ -14,7 +14,7 @@ import os
 import shutil
 from collections import OrderedDict
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
@@ -134,9 +134,11 @@ class SessionHashes:
 class GateMiddleware:
     """Refuses what may not pass. Answers are one sentence: a page to browsers, JSON to programs."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, streams: EventStreams) -> None:
+    def __init__(
+        self, app: ASGIApp, runtime: Runtime, streams: EventStreams, components: frozenset[int] = frozenset()
+    ) -> None:
         self._app, self._runtime, self._settings = app, runtime, runtime.settings
-        self._streams = streams
+        self._streams, self._components = streams, components
         self._hashes, self._open = SessionHashes(), OpenRequests()
         self._visitors = Rate(600, 3600.0)  # new identities from one address
         self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
@@ -161,6 +163,9 @@ class GateMiddleware:
         except AppError as error:  # of this gate: the application behind answers its own
             answer = self._refusal(request, error)
         await answer(scope, receive, send)
+
+    def _on_the_page(self, component: object) -> bool:
+        return type(component) is int and component in self._components
 
     async def _pass(
         self, request: Request, receive: Receive, held: ExitStack
@@ -258,8 +263,12 @@ class GateMiddleware:
                 if not request.headers.get("content-type", "").startswith("application/json"):
                     raise NotAllowed("This route takes JSON only.")
                 body = await read_body(request, _MAX_JSON)
-                hash = _session_hash(body)
+                value = _json_object(body)
+                hash = value.get("session_hash")
+                hash = hash if isinstance(hash, str) else ""
                 self._hashes.check(hash, who)
+                if route == "/component_server" and not self._on_the_page(value.get("component_id")):
+                    raise NotFoundHere("There is no such part of the page.")  # Gradio fails on it
                 if route == "/queue/join":
                     if wait := self._events.take(who):
                         raise TooMany("Too much is clicked at a time.", wait)
@@ -312,13 +321,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _session_hash(body: bytes) -> str:
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The body's object; empty for any other JSON."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         raise NotAllowed("This route takes JSON only.") from None
-    found = value.get("session_hash") if isinstance(value, dict) else None
-    return found if isinstance(found, str) else ""
+    return value if isinstance(value, dict) else {}
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -135,7 +135,9 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     )
     mounted.add_middleware(LanguageMiddleware)
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
-    mounted.add_middleware(GateMiddleware, runtime=runtime, streams=streams)
+    mounted.add_middleware(
+        GateMiddleware, runtime=runtime, streams=streams, components=frozenset(demo.blocks)
+    )
     mounted.add_middleware(
         BodyLimitMiddleware, limit=runtime.settings.max_body_bytes, smaller={"/v1": MAX_MESSAGES_BYTES}
     )

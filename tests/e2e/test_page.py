@@ -27,6 +27,7 @@ async def test_an_answer_with_source_receipt_and_map(served: Served, browser: Br
     await ann.ask("When was the lighthouse on Gull Rock built?")
     text = await ann.answered()
     assert "Hello." in text
+    await expect(ann.page.get_by_role("button", name="Clear", exact=True)).to_be_hidden()
     await ann.page.get_by_text(re.compile("^Sources? ·")).first.click()
     await ann.page.get_by_text("built in 1871").wait_for()
     await ann.page.locator("#cr-chat a[href^='#cr-source-']").first.click()

@@ -250,7 +250,12 @@ FAULTS = (
         "            if fresh - match.takeover <= room:\n",
     ),
     # shares
-    Fault("fair share", "engine.ledger", "        share = Fraction(0)\n", "        share = Fraction(1)\n"),
+    Fault(
+        "fair share",
+        "engine.ledger",
+        "        fair = Fraction(parts * self.block_bytes, common)\n",
+        "        fair = Fraction((parts + 1) * self.block_bytes, common)\n",
+    ),
     Fault(
         "fair share",
         "engine.ledger",
