@@ -58,7 +58,7 @@ lint: $(INSTALLED_DEV) ## ruff, mypy --strict, and the arrows between the packag
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy scripts/*.py
+	$(BIN)/mypy --explicit-package-bases scripts/*.py
 	$(BIN)/lint-imports
 
 format: $(INSTALLED_DEV) ## format the code and repair what ruff can

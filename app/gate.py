@@ -264,8 +264,7 @@ class GateMiddleware:
                     raise NotAllowed("This route takes JSON only.")
                 body = await read_body(request, _MAX_JSON)
                 value = _json_object(body)
-                hash = value.get("session_hash")
-                hash = hash if isinstance(hash, str) else ""
+                hash = sent if isinstance(sent := value.get("session_hash"), str) else ""
                 self._hashes.check(hash, who)
                 if route == "/component_server" and not self._on_the_page(value.get("component_id")):
                     raise NotFoundHere("There is no such part of the page.")  # Gradio fails on it

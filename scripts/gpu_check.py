@@ -151,7 +151,7 @@ class Check:
     def _variants(self, clock: Clock, backend: TritonBackend, bandwidth: float) -> None:
         """The claims' cases with a deeper pipeline, and with an 8-bit pool where the chip knows it."""
         deeper = DeeperBackend(self.device, capability=backend.capability, processors=backend.processors)
-        kinds = [("decode, 5 stages", deeper, False)]
+        kinds: list[tuple[str, TritonBackend, bool]] = [("decode, 5 stages", deeper, False)]
         if backend.capability >= CAPABILITY:
             kinds.append(("decode, 8-bit KV", backend, True))
         for what, maker, eight_bit in kinds:
