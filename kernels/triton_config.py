@@ -101,13 +101,24 @@ def multiplies_from_shared(capability: tuple[int, int]) -> bool:
 
 
 def register_estimate(config: TileConfig, head_dim: int) -> float:
-    """32-bit registers a thread needs for accumulator, query and scores: the first to spill.
-
-    The budget that `choose` holds it to was found with `kernels.aot`: above it ptxas spills.
-    """
+    """32-bit registers a thread needs for accumulator, query and scores: the first to spill."""
     accumulator = config.block_m * head_dim
     scores = config.block_m * config.block_n
     return (1.25 * accumulator + 1.5 * scores) / (32 * config.warps)
+
+
+def register_budget(head_dim: int, capability: tuple[int, int], *, widens: bool) -> int:
+    """What `register_estimate` may come to: found with `kernels.aot`, above it ptxas spills.
+
+    Operands in registers leave less for the rest, and a head in two parts keeps the addresses of both.
+    `widens`: K and V of a turn lie there as stored (8-bit) and once more as they are multiplied. Hopper
+    multiplies them from shared memory and has room for that.
+    """
+    if head_parts(head_dim)[1] == 0:
+        return 130 if multiplies_from_shared(capability) else 106
+    if capability[0] == 9:
+        return 100
+    return 72 if widens else 80
 
 
 def choose(
@@ -139,11 +150,7 @@ def choose(
         raise KernelError(f"compute capability {capability[0]}.{capability[1]} is below 8.0")
     head_parts(head_dim)
     limit = SHARED_LIMIT.get(capability, SHARED_FALLBACK)
-    # Operands in registers leave less for the rest; a head in two parts keeps the addresses of both.
-    if head_parts(head_dim)[1] == 0:
-        registers = 130 if multiplies_from_shared(capability) else 106
-    else:
-        registers = 100 if capability[0] == 9 else 80
+    registers = register_budget(head_dim, capability, widens=(kv_itemsize or itemsize) < itemsize)
 
     def fit(block_m: int, warps: tuple[int, ...], deepest: int) -> TileConfig | None:
         for programs in (2, 1):  # a second program hides the first one's waits

@@ -18,6 +18,8 @@ from kernels.triton_config import (
     TileConfig,
     choose,
     head_parts,
+    register_budget,
+    register_estimate,
     shared_bytes,
 )
 from kernels.triton_plan import Capacity, TilePlan, layout, pack, split_length, tile_plan
@@ -118,14 +120,22 @@ class TestConfiguration:
     @pytest.mark.parametrize("head_dim", HEAD_DIMS)
     @pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
     @pytest.mark.parametrize("block_size", BLOCK_SIZES)
+    @pytest.mark.parametrize("kv_itemsize", [2, 1])
     def test_every_choice_fits_the_chip(
-        self, capability: tuple[int, int], head_dim: int, group: int, block_size: int
+        self, capability: tuple[int, int], head_dim: int, group: int, block_size: int, kv_itemsize: int
     ) -> None:
         launch = choose(
-            head_dim=head_dim, group=group, block_size=block_size, itemsize=2, capability=capability
+            head_dim=head_dim,
+            group=group,
+            block_size=block_size,
+            itemsize=2,
+            kv_itemsize=kv_itemsize,
+            capability=capability,
         )
+        budget = register_budget(head_dim, capability, widens=kv_itemsize < 2)
         for config in (launch.narrow, launch.wide, launch.tall):
-            assert shared_bytes(config, head_dim, 2, capability) <= SHARED_LIMIT[capability]
+            assert shared_bytes(config, head_dim, 2, capability, kv_itemsize) <= SHARED_LIMIT[capability]
+            assert register_estimate(config, head_dim) <= budget
             assert config.tokens(group) >= 1
             assert config.block_n >= 16
             assert config.block_m % 16 == 0
@@ -140,6 +150,17 @@ class TestConfiguration:
         assert first.narrow == TileConfig(16, 64, 4, 4)
         assert first.wide == TileConfig(64, 64, 4, 3)
         assert first.tall == TileConfig(128, 64, 8, 3)
+
+    @pytest.mark.parametrize("capability", [(8, 9), (10, 0), (12, 0)])
+    def test_a_head_in_two_parts_that_is_widened_spreads_over_more_warps(
+        self, capability: tuple[int, int]
+    ) -> None:
+        """Four warps spilled there (on 12.0), and so did 128 rows of queries (on 10.0)."""
+        shape = {"head_dim": 80, "group": 4, "block_size": 16, "itemsize": 2, "capability": capability}
+        as_stored = choose(**shape)  # type: ignore[arg-type]
+        widened = choose(**shape, kv_itemsize=1)  # type: ignore[arg-type]
+        assert (as_stored.wide.warps, as_stored.tall.block_m) == (4, 128)
+        assert widened.wide == widened.tall == TileConfig(64, 64, 8, 3)
 
     def test_chips_that_are_not_listed_get_the_smallest_limit(self) -> None:
         unknown = choose(head_dim=128, group=4, block_size=16, itemsize=2, capability=(11, 0))
