@@ -50,7 +50,10 @@ class GraphDevice(Protocol):
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Run once, so that everything is compiled and allocated, then capture; returns the replay."""
+        """Run once, so that everything is compiled and allocated, then capture; returns the replay.
+
+        A replay reads the memory of what `run` closes over, by address: the caller keeps `run` for as long.
+        """
         ...
 
 
@@ -82,24 +85,30 @@ def fill_rows(
         head[row, count:] = padding
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Graph:
-    """One bucket: `host` and `device` are the vectors of the drawing, `replay` runs the captured pass."""
+    """One bucket: `host` is the vector of the drawing, `replay` runs the captured pass.
+
+    captured   the pass itself, never called again: it owns the tensors whose addresses the graph has taken
+               down, the device's vector among them. Without it their memory would go to others.
+    """
 
     rows: int
     plans: StaticPlans
     host: Tensor
     device: Tensor
-    replay: Callable[[], None] | None = None
+    captured: Callable[[], None]
+    replay: Callable[[], None]
 
-    @property
-    def head(self) -> int:
-        """Elements in front of the plan's arrays; a multiple of 4, so that those start at 16 bytes."""
-        return -(-_PER_ROW * self.rows // 4) * 4
 
-    def rows_of(self, vector: Tensor) -> Tensor:
-        """int64 `[3, rows]` view: ids, positions, slots."""
-        return vector[: _PER_ROW * self.rows].view(torch.int64).view(3, self.rows)
+def _head(rows: int) -> int:
+    """Elements in front of the plan's arrays; a multiple of 4, so that those start at 16 bytes."""
+    return -(-_PER_ROW * rows // 4) * 4
+
+
+def _rows_of(vector: Tensor, rows: int) -> Tensor:
+    """int64 `[3, rows]` view of a vector: ids, positions, slots."""
+    return vector[: _PER_ROW * rows].view(torch.int64).view(3, rows)
 
 
 class DecodeGraphs:
@@ -159,31 +168,35 @@ class DecodeGraphs:
         if rows is None:
             return None
         graph = self._captured(rows)
-        if graph.replay is None:
-            raise RuntimeError("a graph that was never captured cannot be replayed")
+        head = _head(rows)
         self.device.wait_uploaded()
         array = graph.host.numpy()
         try:
-            used = graph.head + graph.plans.fill(plan, array[graph.head :])
+            used = head + graph.plans.fill(plan, array[head:])
         except PlanError as error:
             self.unfit += 1
             log.debug("a decode step of %d rows runs without its graph: %s", count, error)
             return None
-        fill_rows(graph.rows_of(graph.host).numpy(), ids, positions, slots)
+        fill_rows(_rows_of(graph.host, rows).numpy(), ids, positions, slots)
         self.device.upload(graph.host[:used], graph.device)
         graph.replay()
         return self._logits[:count], self._broken[:count]
 
     def _captured(self, rows: int) -> _Graph:
-        graph = self._graphs.get(rows)
-        if graph is not None:
-            return graph
-        graph = self._make(rows)
-        fill_rows(graph.rows_of(graph.host).numpy(), [], np.empty(0), np.empty(0))
-        self.device.upload(graph.host, graph.device)
-        ids, positions, slots = graph.rows_of(graph.device)
+        if rows not in self._graphs:
+            self._graphs[rows] = self._capture(rows)
+        return self._graphs[rows]
+
+    def _capture(self, rows: int) -> _Graph:
+        plans = self._plans(rows)
+        size = _head(rows) + plans.size
+        host = self.device.host_vector(size).zero_()
+        device = torch.zeros(size, dtype=torch.int32, device=self.pool.device)
+        fill_rows(_rows_of(host, rows).numpy(), [], np.empty(0), np.empty(0))
+        self.device.upload(host, device)
+        ids, positions, slots = _rows_of(device, rows)
         wanted = torch.arange(rows, device=self.pool.device)
-        template = graph.plans.template(graph.device[graph.head :])
+        template = plans.template(device[_head(rows) :])
         logits, broken = self._logits[:rows], self._broken[:rows]
 
         def run() -> None:
@@ -192,11 +205,9 @@ class DecodeGraphs:
             logits.copy_(output.logits)
             broken.copy_(broken_tokens(output.hidden))
 
-        graph.replay = self.device.capture(run)
-        self._graphs[rows] = graph
-        return graph
+        return _Graph(rows, plans, host, device, run, self.device.capture(run))
 
-    def _make(self, rows: int) -> _Graph:
+    def _plans(self, rows: int) -> StaticPlans:
         pool, shape = self.pool, self.pool.shape
         heads = Heads(
             self.model.q_heads,
@@ -205,18 +216,13 @@ class DecodeGraphs:
             self.model.dtype.itemsize,
             pool.dtype.itemsize,
         )
-        plans = self.backend.static_plans(
+        return self.backend.static_plans(
             heads,
             rows=rows,
             layers=self.model.windows,
             block_size=pool.block_size,
             context_blocks=min(pool.num_blocks, -(-shape.max_context // pool.block_size)),
         )
-        graph = _Graph(rows, plans, torch.empty(0), torch.empty(0))
-        size = graph.head + plans.size
-        graph.host = self.device.host_vector(size).zero_()
-        graph.device = torch.zeros(size, dtype=torch.int32, device=pool.device)
-        return graph
 
 
 def broken_tokens(hidden: Tensor) -> Tensor:

@@ -7,7 +7,10 @@ as a graph does. Kernels run under Triton's interpreter.
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +25,9 @@ from engine.model import LoadedModel
 from engine.runner import Row, Runner
 from engine.sampler import SamplerState
 from engine.types import Copy, SamplingParams
-from kernels.api import AttentionBackend, KernelError, get_backend
-from kernels.triton_backend import TritonBackend
+from kernels.api import Heads, KernelError, get_backend
+from kernels.triton_plan import Capacity
+from kernels.triton_static import capacity_for
 from tests.engine.tiny import some_tokens, tiny_model
 from tests.kernels.interpreter import interpreted_backend, needs_interpreter
 
@@ -48,12 +52,14 @@ def test_padding_rows_are_written_nowhere() -> None:
 
 
 class Recorder:
-    """A `GraphDevice` without a device: `calls` in order; an upload waits in line until somebody waits."""
+    """A `GraphDevice` without a device: `calls` in order.
+
+    As a graph, it does not keep what it has captured: a replay of what nobody else kept is an error.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.uploaded: list[int] = []
-        self.replays: list[int] = []
 
     def host_vector(self, size: int) -> Tensor:
         return torch.full((size,), 99, dtype=torch.int32)
@@ -69,14 +75,19 @@ class Recorder:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.calls.append("capture")
         run()
+        kept = weakref.ref(run)
 
         def replay() -> None:
             self.calls.append("replay")
-            run()
+            captured = kept()
+            assert captured is not None, "the graph reads memory that has gone to others"
+            captured()
 
         return replay
 
 
+#: Of `SHAPE`, in float32.
+HEADS = Heads(4, 2, 64, 4, 4)
 SHAPE = {"head_dim": 64, "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
 
 
@@ -204,10 +215,10 @@ def test_chunks_drafts_and_large_batches_run_without_a_graph() -> None:
 
 @needs_interpreter
 def test_a_plan_that_does_not_fit_runs_without_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "kernels.triton_static.capacity_for",
-        _smaller(__import__("kernels.triton_static", fromlist=["capacity_for"]).capacity_for),
-    )
+    def smaller(*args: Any, **kwargs: Any) -> Capacity:
+        return replace(capacity_for(*args, **kwargs), blocks=2)
+
+    monkeypatch.setattr("kernels.triton_static.capacity_for", smaller)
     pair = Pair(model_of())
     out = pair.graphed.step(pair.rows([0, 1, 2, 3], PARAMS[0]))
     assert out.tokens == pair.plain.step(pair.rows([0, 1, 2, 3], PARAMS[0])).tokens
@@ -236,40 +247,21 @@ def test_nan_stays_in_its_row_and_forks_are_copied_first() -> None:
     assert state.peek() == SamplerState(SamplingParams(temperature=1.0, seed=1)).uniform()
 
 
-def _smaller(plain: Callable[..., object]) -> Callable[..., object]:
-    from dataclasses import replace
-
-    def smaller(*args: object, **kwargs: object) -> object:
-        return replace(plain(*args, **kwargs), blocks=2)  # type: ignore[type-var]
-
-    return smaller
-
-
 def test_a_backend_that_waits_for_the_device_is_refused() -> None:
     model = model_of()
-    backend: AttentionBackend = get_backend("torch_cpu", "cpu")
+    backend = get_backend("torch_cpu", "cpu")
     pool = model.new_pool(8, 16)
     with pytest.raises(ValueError, match="cannot be captured"):
         DecodeGraphs(model, pool, backend, Recorder(), most_rows=4)
     with pytest.raises(KernelError, match="cannot be captured"):
-        backend.static_plans(_heads(), rows=2, layers=(None,), block_size=16, context_blocks=4)
-
-
-def _heads() -> object:
-    from kernels.api import Heads
-
-    return Heads(4, 2, 64, 4, 4)
+        backend.static_plans(HEADS, rows=2, layers=(None,), block_size=16, context_blocks=4)
 
 
 @needs_interpreter
 def test_a_captured_pass_with_an_unknown_window_is_refused() -> None:
     """It would read the arrays of nobody: an empty graph that answers with whatever the memory held."""
-    backend: TritonBackend = interpreted_backend()
-    from kernels.api import Heads
-
-    plans = backend.static_plans(
-        Heads(4, 2, 64, 4, 4), rows=2, layers=(None,), block_size=16, context_blocks=4
-    )
+    backend = interpreted_backend()
+    plans = backend.static_plans(HEADS, rows=2, layers=(None,), block_size=16, context_blocks=4)
     plan = plans.template(torch.zeros(plans.size, dtype=torch.int32))
     pool = torch.zeros(2, 64, 64)
     with pytest.raises(KernelError, match="no arrays"):
