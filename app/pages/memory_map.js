@@ -11,6 +11,7 @@ let feed = null;
 const follow = follower();
 let delay = 1000;
 let timer = 0;
+let waiting = 0;
 const KEPT = "coread.conversation"; // of this tab: what a reload puts back on screen
 let restore = sessionStorage.getItem(KEPT) || "";
 let grid = { cell: 1, columns: 1, ratio: 1 }; // as last drawn, for the pointer
@@ -100,6 +101,15 @@ function bars(prefix, reserved, paged, physical) {
   }
 }
 
+// Gradio mounts its components one by one, as their code arrives, and may lose what the server sends to one just
+// while it mounts: the Stop button of an answer found again after a reload, for one.
+function mounted() {
+  if (["#cr-ask textarea", "#cr-chat", "#cr-document input"].every((part) => document.querySelector(part))) return true;
+  clearTimeout(waiting);
+  waiting = setTimeout(() => { if (element.isConnected) show(); }, 50);
+  return false;
+}
+
 function show() {
   const { pool, since_start: since, engine } = feed;
   const ready = engine.state === "ready" && pool !== undefined;
@@ -109,7 +119,7 @@ function show() {
   if (!ready) return;
   const { mine, everybody } = feed[view];
   const stage = engine.seeding ? "seeding" : "seeded";
-  if (announced !== stage) {
+  if (announced !== stage && mounted()) {
     announced = stage;
     // The page fills its lists, and again once the sample documents have been read.
     const read = sessionStorage.getItem("coread.read") || ""; // what the library was left to ask about
