@@ -124,6 +124,13 @@ class StillWarmingUp(AppError):
     status = 503
 
 
+class ShuttingDown(AppError):
+    """The server is being stopped; what was asked for is no longer done."""
+
+    code = "shutting_down"
+    status = 503
+
+
 class ServerUnreachable(AppError):
     """A command found a server's lock on the data directory but no answer at its door."""
 

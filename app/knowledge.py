@@ -76,6 +76,15 @@ class Knowledge:
         self._limits = limits
         self._making = asyncio.Lock()  # two first uploads at once make one collection
 
+    async def seed_suggested(self) -> list[str]:
+        """Queue the sample documents behind the suggested questions, ahead of all others (see `seed`); the
+        ids of those that are not read yet."""
+        from rag.sample import COLLECTION, seed_suggested
+
+        unread = await asyncio.to_thread(seed_suggested, self._library.library)
+        await self._store.grant(COLLECTION, EVERYBODY)
+        return unread
+
     async def seed(self) -> list[str]:
         """Bring the sample collection in line with the packaged documents and let everybody read it; the ids
         of the documents that are now queued."""

@@ -18,7 +18,7 @@ from app.collections_warm import Warmer
 from app.dashboard.feed import DashboardFeed
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
-from app.errors import StillWarmingUp
+from app.errors import ShuttingDown, StillWarmingUp
 from app.http_errors import sentence
 from app.keys import ApiKeys
 from app.knowledge import Knowledge
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("coread")
 T = TypeVar("T")
 State = Literal["new", "warming_up", "ready", "failed", "stopped"]
+#: At most so long does an engine that could answer wait for the documents behind the suggested questions.
+#: Reading them takes seconds and began while the model was loaded; more means that something is wrong.
+SUGGESTED_WAIT_S = 30.0
 
 
 def engine_json(status: EngineStatus) -> dict[str, Any]:
@@ -195,6 +198,7 @@ class Runtime:
                 self._parts.library, self.settings, data_dir, self._database, self._busy
             )
             self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine, self.limits)
+            suggested = await self._knowledge.seed_suggested() if self.settings.sample else []
             await self._engine.wait_ready()
             self._prompter = await asyncio.to_thread(
                 Prompter.create, self.settings, self._engine, self._knowledge
@@ -205,6 +209,7 @@ class Runtime:
             )
             self._library.library.on_delete(self._forget)
             await self._open_shelf()
+            await self._read_suggested(self._knowledge, suggested)
             queued = await self._knowledge.seed() if self.settings.sample else []
             self._state, self._detail = "ready", "Ready."
             log.info("ready: %s", self._engine.status().detail)
@@ -238,6 +243,22 @@ class Runtime:
                 "There is no administrator yet: open /set-up and give the token %s", accounts.setup_token
             )
 
+    async def _read_suggested(self, knowledge: Knowledge, documents: list[str]) -> None:
+        """Wait for what the page's suggested questions are answered from, so that a click on one at once is
+        answered rightly. A document that fails is not waited for, and none holds the server back for long."""
+        try:
+            async with asyncio.timeout(SUGGESTED_WAIT_S):
+                for done, id in enumerate(documents):
+                    self._detail = (
+                        "Warming up: reading the documents behind the suggested questions "
+                        f"({done:,} of {len(documents):,})."
+                    )
+                    await knowledge.wait_seeded(id)
+        except TimeoutError:
+            log.warning(
+                "the documents behind the suggested questions were not read within %.0f s", SUGGESTED_WAIT_S
+            )
+
     async def _watch_seeding(self, queued: list[str]) -> None:
         """On a first start the sample documents are read while people can already ask."""
         if self._knowledge is None:
@@ -262,7 +283,7 @@ class Runtime:
         await self.demo.stop()
         if self._warmer is not None:
             await self._warmer.stop()
-        self._state = "stopped"
+        self._state, self._detail = "stopped", "Coread is shutting down."
         if self._accounts is not None:
             self._accounts.close()
         if self._chat is not None:
@@ -315,6 +336,8 @@ class Runtime:
         return self._data_dir
 
     def _ready(self, part: T | None) -> T:
+        if self._state == "stopped":
+            raise ShuttingDown(self._detail)
         if self._state != "ready" or part is None:
             raise StillWarmingUp(self.detail)
         return part

@@ -33,15 +33,41 @@ def seed(
     so that prompts lay documents out in the same order on every machine.
     """
     if documents is None:
-        documents = _most_wanted_first()
+        import data
+
+        documents = data.documents()
+    documents = list(documents)
     library.create_collection("Sample knowledge base", OWNER, collection)
-    present = {info.id: info for info in library.documents({collection})}
+    queued = _queue(library, documents, collection)
+    wanted = {document_id(document.name, collection) for document in documents}
+    for info in library.documents({collection}):
+        if info.id not in wanted:
+            library.delete_document(info.id)
+    return queued
+
+
+def seed_suggested(library: Library, *, collection: str = COLLECTION) -> list[str]:
+    """Queue those packaged documents that answer the questions which an empty page suggests, and leave the
+    others to `seed`: so the first question of the first visitor finds its document. The ids of those that are
+    not read yet, also where an earlier start queued them."""
+    import data
+
+    suggested = set(data.suggested_questions())
+    names = {span.document for q in data.questions() if q.question in suggested for span in q.gold}
+    documents = [document for document in data.documents() if document.name in names]
+    library.create_collection("Sample knowledge base", OWNER, collection)
+    _queue(library, documents, collection)
+    wanted = {document_id(document.name, collection) for document in documents}
+    return [info.id for info in library.documents({collection}) if info.id in wanted and not info.finished]
+
+
+def _queue(library: Library, documents: Iterable[SampleDocument], collection: str) -> list[str]:
+    """Queue what is new or changed; the ids of that."""
+    present = {info.id for info in library.documents({collection})}
     queued: list[str] = []
-    wanted: set[str] = set()
     for document in documents:
         data = document.text.encode("utf-8")
         id = document_id(document.name, collection)
-        wanted.add(id)
         try:
             if id in present:
                 library.replace_document(id, document.name, data, OWNER)
@@ -50,19 +76,7 @@ def seed(
             queued.append(id)
         except DuplicateDocument:
             continue
-    for id in present.keys() - wanted:
-        library.delete_document(id)
     return queued
-
-
-def _most_wanted_first() -> list[SampleDocument]:
-    """The packaged documents; first those that answer the questions which an empty page suggests, so that
-    the first question of the first visitor finds its document although the others are still being read."""
-    from data import documents, questions, suggested_questions
-
-    suggested = set(suggested_questions())
-    wanted = {span.document for q in questions() if q.question in suggested for span in q.gold}
-    return sorted(documents(), key=lambda document: document.name not in wanted)
 
 
 def document_id(name: str, collection: str = COLLECTION) -> str:

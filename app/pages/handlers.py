@@ -194,7 +194,7 @@ class ChatHandlers:
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w, best)]}
         except Exception as error:
-            if not on_screen():
+            if not on_screen() or self._runtime.state == "stopped":  # then no store can be asked any more
                 return
             tell(error, request)
             again = question if not text else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.errors import NotFoundHere, TurnRunning
+from app.errors import NotFoundHere, ShuttingDown, TurnRunning
 from app.pages.conversations import ConversationHandlers
 from app.pages.handlers import ChatHandlers
 from app.runtime import Runtime
@@ -229,3 +229,23 @@ async def test_a_page_that_shows_something_else_is_not_written_on(
             break
         await asyncio.sleep(0.01)
     assert engine.generations[0].aborted
+
+
+async def test_a_page_of_a_server_that_stops_ends_quietly(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script = list(HALF)
+    told: list[Exception] = []
+    monkeypatch.setattr("app.pages.handlers.tell", lambda error, request: told.append(error))
+    _, request = browser(runtime)
+    asking = ChatHandlers(runtime, ConversationHandlers(runtime)).ask(QUESTION, None, None, request)
+    async for output in asking:
+        if "Ha" in str(output.get("chat", "")):
+            break
+    stopping = asyncio.create_task(runtime.stop())
+    late = [o async for o in asking]
+    await stopping
+    assert not any("question" in output for output in late), "nothing more can be asked here"
+    assert told == []
+    with pytest.raises(ShuttingDown, match="shutting down"):
+        _ = runtime.store
