@@ -32,6 +32,8 @@ HUB_DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 #: On a processor a text of a passage's length keeps it busy for 20 to 40 ms, and two are no faster together:
 #: one at a time, so that a question never shares the processor with much more.
 _BATCH_CPU, _BATCH_OTHER = 1, 16
+#: Of texts that a search waits for: somebody else's question gets in between two batches.
+_BATCH_QUERY = 8
 #: Questions go first, but an upload is never kept waiting for longer than this before each batch.
 _STEP_ASIDE_S = 0.25
 #: A search goes on after its question is embedded.
@@ -156,15 +158,20 @@ class SentenceEmbedder:
     def embed(self, texts: Sequence[str], *, query: bool = False) -> Vectors:
         """Unit float32 vectors `[len(texts), dimension]`; a `query` never waits for documents."""
         self.load().result()
-        lane = self._questions if query else self._documents
-        with self._start_lock:
+        lane, step = (self._questions, _BATCH_QUERY) if query else (self._documents, self._batch)
+        batches = [texts[first : first + step] for first in range(0, len(texts), step)]
+        if not batches:
+            return np.zeros((0, self._dimension), dtype=np.float32)
+        if query:
+            return np.concatenate([self._submit(lane, batch).result() for batch in batches])
+        futures = [self._submit(lane, batch) for batch in batches]
+        return np.concatenate([future.result() for future in futures])
+
+    def _submit(self, lane: _Lane, texts: Sequence[str]) -> Future[Vectors]:
+        with self._start_lock:  # nothing may be queued behind the end: it would never be answered
             if self._closed:
                 raise EmbedderUnavailable("The embedder is closed.")
-            step = len(texts) or 1 if query else self._batch
-            futures = [lane.submit(list(texts[i : i + step])) for i in range(0, len(texts), step)]
-        if not futures:
-            return np.zeros((0, self._dimension), dtype=np.float32)
-        return np.concatenate([future.result() for future in futures])
+            return lane.submit(list(texts))
 
     def close(self) -> None:
         """Let the threads finish what is queued and end."""

@@ -36,6 +36,8 @@ log = logging.getLogger("coread.rag")
 _MAX_ATTEMPTS = 3
 #: The job's row, unless somebody has cancelled it or put another one in its place.
 _MINE = "document = ? AND queued = ? AND status IN ('parsing', 'embedding')"
+#: Seconds until a database that refused (a full disk) is asked again.
+_AGAIN_S = 1.0
 #: Passages between two looks at whether somebody is being answered.
 _EMBED_BATCH = 8
 
@@ -145,27 +147,47 @@ class Ingest:
             with self._wake:
                 if self._stopping:
                     return
-            job = self._claim()
+            try:
+                job = self._claim()
+            except Exception:  # the thread must outlive it, or no upload would ever be read again
+                log.exception("the queue of uploads could not be used; it is tried again")
+                job = None
             if job is None:
                 with self._wake:
                     if not self._stopping:
                         # The time-out only matters where a notification came between claim and wait.
-                        self._wake.wait(1.0)
+                        self._wake.wait(_AGAIN_S)
                 continue
+            fault: tuple[str, str] | None = None
             try:
                 self._work(job)
             except ParseFailed as error:
-                self._fail(job, error.reason, error.message)
+                fault = error.reason, error.message
             except RagError as error:
-                self._fail(job, error.code, str(error))
+                fault = error.code, str(error)
             except Exception:
                 log.exception("document %s could not be indexed", job.document_id)
-                self._fail(job, "internal", "The document could not be indexed; the server's log says why.")
-            finally:
-                with self._wake:
-                    self._working.discard(job)
-                    self._cancelled.discard(job)
-            self.settle(job.document_id)
+                fault = "internal", "The document could not be indexed; the server's log says why."
+            self._conclude(job, fault)
+
+    def _conclude(self, job: Job, fault: tuple[str, str] | None) -> None:
+        """Note what became of a job and tell who waits. A database that refuses is asked until it works again
+        or the server stops; the next start then takes the job up anew."""
+        while True:
+            try:
+                if fault is not None:
+                    self._fail(job, *fault)
+                    fault = None
+                self.settle(job.document_id)
+                break
+            except Exception:
+                log.exception("what became of document %s could not be noted", job.document_id)
+            with self._wake:
+                if self._stopping or self._wake.wait_for(lambda: self._stopping, _AGAIN_S):
+                    break
+        with self._wake:
+            self._working.discard(job)
+            self._cancelled.discard(job)
 
     def _claim(self) -> Job | None:
         # Most wake-ups find nothing: look before taking the write lock.

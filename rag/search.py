@@ -134,7 +134,10 @@ class Searcher:
 
         def nearest(texts: Sequence[str]) -> float:
             asked = [variant.text for variant in resolve(_shorten(query), history)]
-            return float((self._embedder.embed(texts) @ self._embedder.embed(asked, query=True).T).max())
+            # Sentences go the way of questions, like with like: on the documents' way they would stand in
+            # line behind an upload while somebody waits.
+            vectors = self._embedder.embed([*asked, *texts], query=True)
+            return float((vectors[len(asked) :] @ vectors[: len(asked)].T).max())
 
         return judge(hits, lexical.idf(words, wanted), nearest if self.dense else None)
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
+
+from rag.embed import Vectors
 from rag.gate import judge
 from rag.library import Library
 from rag.terms import query_terms
 from rag.types import Hit
+from tests.rag.conftest import HashEmbedder
 
 ALL = frozenset({"shared"})
 
@@ -23,6 +27,29 @@ def test_what_stands_in_a_passage_is_answerable_and_what_does_not_is_not(
     assert not bad.answerable
     assert {"salari", "mayor", "ardmoor"} <= set(bad.missing)
     assert good.score == good.coverage + 2 * good.nearness > bad.score
+
+
+def test_sentences_are_compared_without_standing_behind_an_upload(
+    library: Library, embedder: HashEmbedder, add: Callable[..., str]
+) -> None:
+    add("# Harbour\n\nThe harbour of Millhaven has two cranes and a slip. Its pier is of stone.")
+    other = "What is the salary of the harbour's mayor?"
+    hits = library.search(other, ALL)
+    asked: list[tuple[list[str], bool]] = []
+    embed = embedder.embed
+
+    def watched(texts: Sequence[str], *, query: bool = False) -> Vectors:
+        asked.append((list(texts), query))
+        return embed(texts, query=query)
+
+    embedder.embed = watched  # type: ignore[method-assign]
+    found = library.answerability(other, hits, ALL)
+    [(texts, query)] = asked
+    assert query, "on the way of questions, which uploads do not take"
+    assert {other, "Its pier is of stone."} <= set(texts)
+    vectors = embed([other, *(text for text in texts if text != other)])
+    nearest = float((vectors[1:] @ vectors[0]).max())
+    assert found.nearness == pytest.approx(max(nearest, *(hit.cosine or 0.0 for hit in hits), 0.0), abs=1e-6)
 
 
 def test_nothing_found_is_not_answerable() -> None:

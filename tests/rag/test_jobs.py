@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rag import ingest
 from rag.errors import DuplicateDocument, QuotaExceeded, RagError
 from rag.library import Library
 from rag.types import LibraryLimits
@@ -162,3 +164,53 @@ def test_quotas_count_the_larger_of_both_versions(tmp_path: Path, embedder: Hash
     library.wait(library.add_document("c", "g.txt", b"v " * 45, "me"), 60)
     assert library.check().ok
     library.close(all=True)
+
+
+@pytest.mark.parametrize("step", ["_claim", "_fail", "settle"])
+def test_a_database_that_refuses_for_a_while_ends_no_reading_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(ingest, "_AGAIN_S", 0.01)
+    library = Library.open(tmp_path / "d", HashEmbedder(), threads=1)
+    library.create_collection("Shared", "me", "shared")
+    refusals = iter(range(3))
+    right = getattr(library._ingest, step)
+
+    def full(*args: object) -> object:
+        # `settle` is also what `when_finished` asks: there whoever waits is told themselves.
+        if threading.current_thread().name.startswith("rag-ingest") and next(refusals, None) is not None:
+            raise sqlite3.OperationalError("database or disk is full")
+        return right(*args)
+
+    monkeypatch.setattr(library._ingest, step, full)
+    try:
+        bad = library.add_document("shared", "nothing.md", b"\n \n", "me")
+        assert library.wait(bad, 60).reason == "no text"
+        good = library.add_document("shared", "ferry.md", FERRY.encode(), "me")
+        assert library.wait(good, 60).status == "ready"
+        assert next(refusals, None) is None
+    finally:
+        library.close(all=True)
+
+
+def test_a_database_that_never_works_again_does_not_keep_a_server_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = Library.open(tmp_path / "d", HashEmbedder(), threads=1)
+    library.create_collection("Shared", "me", "shared")
+    refused = threading.Event()
+
+    def full(*_: object) -> None:
+        refused.set()
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(library._ingest, "_fail", full)
+        id = library.add_document("shared", "nothing.md", b"\n \n", "me")
+        assert refused.wait(60)
+        library.close(all=True)
+    again = Library.open(tmp_path / "d", HashEmbedder())
+    try:
+        assert again.wait(id, 60).reason == "no text"
+    finally:
+        again.close(all=True)
