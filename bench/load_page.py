@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Measured:
     left: int = 0
 
     def error(self, action: str, error: BaseException) -> None:
+        """Book what went wrong."""
         self.errors.append(f"{action}: {type(error).__name__}: {error}"[:300])
 
 
@@ -56,6 +57,7 @@ class Layout:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Layout:
+        """From the configuration that Gradio gives its pages. Raises `KeyError` where it has another form."""
         dependencies = config["dependencies"]
         return cls(
             {d["api_name"]: d["id"] for d in dependencies},
@@ -109,7 +111,8 @@ class Page:
         self._note_conversations("enter", updates)
 
     async def search(self, query: str) -> None:
-        await self.act("search", [query, None], "search conversations")
+        updates = await self.act("search", [query, None], "search conversations")
+        self._note_conversations("search", updates)
 
     async def new(self) -> None:
         await self.act("new", [], "new conversation")
@@ -131,7 +134,7 @@ class Page:
 
     async def _feed(self, conversation: str, want: str, action: str) -> dict[str, Any]:
         began = time.monotonic()
-        asked = {"conversation": conversation, "want": want, "have": ",".join(self._have.values())}
+        asked = {"conversation": conversation, "want": want, "have": "_".join(self._have.values())}
         response = await self.http.get("/api/memory/feed", params=asked)
         if response.status_code not in (200, 204):
             raise PageError(f"the feed answered {response.status_code}: {response.text[:120]}")
@@ -174,6 +177,8 @@ class Page:
                 await asyncio.gather(stopping, return_exceptions=True)
         self.measured.times["answer"].append(time.monotonic() - began)
         self.measured.answers += 1
+        if self.conversation not in self.conversations:  # a refused first question leaves none to open
+            self.conversations.append(self.conversation)
 
     async def _stop_later(self, seconds: float, wanted: set[str]) -> str:
         await asyncio.sleep(seconds)
@@ -280,12 +285,10 @@ class Page:
         value = value.get("value") if isinstance(value, dict) else value
         if isinstance(value, str) and value:
             self.conversation = value
-            if value not in self.conversations:
-                self.conversations.append(value)
 
 
-async def attempt(measured: Measured, action: str, work: Callable[[], Any]) -> bool:
-    """Run one action and book what came of it; True where it succeeded."""
+async def attempt(measured: Measured, action: str, work: Callable[[], Awaitable[object]]) -> bool:
+    """Run one action and book what came of it, an error of any kind among it; True where it succeeded."""
     try:
         await work()
     except PageRefused as refusal:
