@@ -69,13 +69,13 @@ class Throttle:
 
     def attempt(self, name: str, address: str) -> None:
         """Count an attempt; raises `TooMany` where there were too many."""
-        name = name.casefold()[:_NAME_CHARS]
+        name = _known_as(name)[:_NAME_CHARS]
         for rate, key in ((self._pair, f"{name}\0{address}"), (self._address, address), (self._name, name)):
             if wait := rate.take(key):
                 raise TooMany("There were too many attempts to sign in.", wait)
 
     def succeeded(self, name: str, address: str) -> None:
-        self._pair.clear(f"{name.casefold()[:_NAME_CHARS]}\0{address}")
+        self._pair.clear(f"{_known_as(name)[:_NAME_CHARS]}\0{address}")
 
 
 class Accounts:
@@ -279,13 +279,19 @@ class Accounts:
         await self.set_password(id, new, keep)
 
     def _named(self, name: str) -> Account | None:
-        wanted = " ".join(name.split()).casefold()
+        wanted = _known_as(name)
         return next((a for a in self._accounts.values() if a.name.casefold() == wanted), None)
 
     async def _stored(self, id: str) -> str | None:
         sql = "SELECT password FROM app_accounts WHERE id = ?"
         row = await self._db.read(lambda c: c.execute(sql, (id,)).fetchone())
         return str(row[0]) if row is not None else None
+
+
+def _known_as(name: str) -> str:
+    """What two spellings of one account's name have in common. Guesses are counted by it, too: a blank more
+    must not be a name that nobody has tried yet."""
+    return " ".join(name.split()).casefold()
 
 
 def _label(text: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -162,6 +162,8 @@ class GateMiddleware:
                     return
         except AppError as error:  # of this gate: the application behind answers its own
             answer = self._refusal(request, error)
+        except ClientDisconnect:  # gone while its body was being read: nobody is there to be answered
+            return
         await answer(scope, receive, send)
 
     def _on_the_page(self, component: object) -> bool:

@@ -8,8 +8,9 @@ import sqlite3
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from app.errors import AppError, TooMany
 from app.openai_schema import ApiRefusal
@@ -128,7 +129,12 @@ def install(app: FastAPI) -> None:
         refusal = ApiRefusal(str(error.detail), status=error.status_code)
         return JSONResponse(refusal.body(), status_code=error.status_code, headers=error.headers)
 
+    async def handle_gone(_: Request, error: Exception) -> Response:
+        """Whoever was sending is gone (an upload was cancelled): no fault, and nobody is there to be told."""
+        return Response(status_code=400)
+
     for kind in (AppError, EngineError, RagError, sqlite3.Error, OSError, Exception):
         app.add_exception_handler(kind, handle)
+    app.add_exception_handler(ClientDisconnect, handle_gone)
     app.add_exception_handler(RequestValidationError, handle_invalid)
     app.add_exception_handler(HTTPException, handle_http)

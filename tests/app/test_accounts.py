@@ -161,6 +161,15 @@ async def test_guessing_is_throttled_by_address_and_a_success_starts_anew(accoun
     assert await accounts.sign_in("root", PASSWORD, "another address", "x")
 
 
+async def test_another_spelling_of_a_name_is_no_name_that_nobody_tried(accounts: Accounts) -> None:
+    await root(accounts)
+    for name in ("root", " root", "ROOT ", "\troot", " " * 70 + "root"):
+        with pytest.raises(NoIdentity):
+            await accounts.sign_in(name, "wrong wrong", "a", "x")
+    with pytest.raises(TooMany):
+        await accounts.sign_in("root  ", PASSWORD, "a", "x")
+
+
 async def test_many_names_from_one_address_are_throttled_too(accounts: Accounts) -> None:
     for number in range(30):
         with pytest.raises(NoIdentity):
