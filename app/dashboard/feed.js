@@ -11,18 +11,19 @@ function follower() {
   const have = {}; // letter -> key of the part that is here
   const self = { have, feed: { cells: new Uint8Array(0), flash: {} } };
   self.take = async (update) => {
+    const changed = update.map?.packed ? await inflate(update.map.packed) : null;
+    // Nothing is awaited from here on: of two updates on their way at once each is put on what is here by then.
     const feed = { ...self.feed, ...update };
     const keys = update.keys || [];
     if (update.map) {
-      const { packed, from } = update.map;
+      const { from } = update.map;
       if (from && from !== have.m) {
         // Two updates crossed on their way: the next one brings the whole map.
-        feed.cells = self.feed.cells;
         keys.splice(0, keys.length, ...keys.filter((key) => key[0] !== "m"));
         delete have.m;
-      } else if (packed) {
-        feed.cells = await inflate(packed);
-        if (from) feed.cells.forEach((_, i) => (feed.cells[i] ^= self.feed.cells[i]));
+      } else if (changed) {
+        if (from) changed.forEach((_, i) => (changed[i] ^= self.feed.cells[i]));
+        feed.cells = changed;
       }
     }
     for (const view of ["running", "open"]) {
