@@ -98,7 +98,11 @@ def _library(path: Path | None, problems: list[str]) -> dict[str, Any] | None:
     """Whether the stores of documents agree, read beside whoever owns them."""
     from rag.check import check_folder
 
-    report = check_folder(path) if path is not None else None
+    try:
+        report = check_folder(path) if path is not None else None
+    except RagError as error:  # a broken database must not hide the rest of the report
+        problems.append(str(error))
+        return {"error": str(error)}
     if report is None:
         return None
     if report.problems:
@@ -137,13 +141,17 @@ def _server(data_dir: Path, url: object) -> dict[str, Any] | None:
     try:
         headers = {"x-coread-token": admin_token(data_dir)}
         answer = httpx.get(f"{url}/readyz", headers=headers, timeout=3.0, trust_env=False)
-        return {"url": url, **answer.json()}
+        said = answer.json()
     except (httpx.HTTPError, ValueError):
         return None  # left behind by a server that was killed
+    # By now another program may listen there, which knows nothing of the token.
+    return {"url": url, **said} if isinstance(said, dict) and {"state", "detail"} <= said.keys() else None
 
 
 def _counts(library: dict[str, Any] | None) -> str:
-    return ", ".join(f"{n:,} {what}" for what, n in library.items()) if library else "nothing is stored yet"
+    if not library:
+        return "nothing is stored yet"
+    return library.get("error") or ", ".join(f"{n:,} {what}" for what, n in library.items())
 
 
 def lines(report: dict[str, Any]) -> list[str]:

@@ -41,14 +41,15 @@ def check_folder(path: Path) -> CheckReport | None:
     """`check` of what lies on the disk, beside whoever owns the folder and without a model; None where there
     is no database yet. Raises `DatabaseError`.
 
-    The indexes in memory are made of what is compared here.
+    The indexes in memory are made of what is compared here. As with `check`, files of uploads that begin or
+    end meanwhile may look like faults.
     """
     if not (path / DATABASE).exists():
         return None
     try:
         with closing(sqlite3.connect(f"{(path / DATABASE).as_uri()}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
-            connection.execute("BEGIN")  # one moment
+            connection.execute("BEGIN")  # all rows are of one moment
             files = set(stored_files(path))
             rows = connection.execute("SELECT key, id FROM collections ORDER BY key").fetchall()
             problems: list[str] = []
@@ -58,8 +59,8 @@ def check_folder(path: Path) -> CheckReport | None:
                 passages += len(truth)
                 problems += _disagreements(row["id"], truth, stored)
             documents, others = _documents_and_files(connection, files)
-    except sqlite3.Error as error:
-        raise DatabaseError(f"The database {path / DATABASE} can't be checked: {error}.") from error
+    except (sqlite3.Error, OSError) as error:
+        raise DatabaseError(f"The library in {path} can't be checked: {error}.") from error
     return CheckReport(len(rows), documents, passages, len(files), tuple(problems + others))
 
 

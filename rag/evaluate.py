@@ -173,6 +173,8 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
                     raise RagError(f"{path} line {number} is not 'query, document, gain'.") from error
     except OSError as error:
         raise RagError(f"{path} can't be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RagError(f"{path} is no table of tab-separated UTF-8 text: {error}.") from error
     judged = {q: d for q, d in qrels.items() if q in queries and any(g > 0 for g in d.values())}
     return Beir(corpus, queries, judged)
 
@@ -239,5 +241,7 @@ def _jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
     except OSError as error:
         raise RagError(f"{path} can't be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise RagError(f"{path} is not UTF-8 text: {error}.") from error
     except ValueError as error:
         raise RagError(f"{path} line {number} is not JSON: {error}.") from error

@@ -77,8 +77,11 @@ async def answer_all(
                 progress(done, len(questions))
             return given
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(n, question)) for n, question in enumerate(questions)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(n, question)) for n, question in enumerate(questions)]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # the command tells one sentence, and all fail for one reason
     return [task.result() for task in tasks]
 
 

@@ -57,6 +57,14 @@ def test_the_stores_are_compared_and_mended(tmp_path: Path, monkeypatch: pytest.
     assert _library(tmp_path, []) == {"documents": 1, "passages": 1, "files": 1}
 
 
+def test_a_broken_database_is_a_problem_and_not_the_end_of_the_report(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "coread.sqlite").write_bytes(b"not a database" * 100)
+    problems: list[str] = []
+    assert _library(tmp_path, problems) == {"error": problems[0]}
+    assert "can't be checked: file is not a database" in problems[0]
+
+
 async def test_the_server_reindexes_through_its_door(runtime: Runtime, client: httpx.AsyncClient) -> None:
     await runtime.wait_seeded()
     token = {"X-Coread-Token": runtime.token}

@@ -135,3 +135,6 @@ def test_a_broken_beir_folder_names_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "queries.jsonl").write_text("{}\n")
     with pytest.raises(RagError, match=r"queries\.jsonl line 1 has no _id"):
         evaluate.read_beir(tmp_path)
+    (tmp_path / "queries.jsonl").write_bytes(b"\xff\xfe{}")
+    with pytest.raises(RagError, match=r"queries\.jsonl is not UTF-8"):
+        evaluate.read_beir(tmp_path)
