@@ -80,9 +80,7 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "upload.reading": ("reading", "讀取中"),
     "upload.queued": ("in line", "排隊中"),
     "upload.parsing": ("reading the text", "擷取文字中"),
-    "upload.splitting": ("splitting into passages", "切分段落中"),
     "upload.embedding": ("making it searchable", "建立搜尋索引中"),
-    "upload.indexing": ("making it searchable", "建立搜尋索引中"),
     "upload.ready": ("ready, {n:,} passage|ready, {n:,} passages", "完成，共 {n:,} 個段落"),
     "upload.failed": ("could not be read", "無法讀取"),
     "stage.searching": ("Searching the documents", "搜尋文件中"),
@@ -153,7 +151,7 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "source.page": ("page {page:,}", "第 {page:,} 頁"),
     "source.gone": (
         "This document was deleted or is no longer shared with you.",
-        "這份文件已被刪除，或不再與你共用。",
+        "這份文件已被刪除，或不再與你分享。",
     ),
     "source.verified": ("✓ verified", "✓ 已核實"),
     "source.similar": ("≈ similar", "≈ 相近"),

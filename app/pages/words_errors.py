@@ -79,7 +79,7 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "refused.no_message": ("There is no such message in this conversation.", "這個對話裡沒有這則訊息。"),
     "refused.document_gone": (
         "This document was deleted or is not shared with you.",
-        "這份文件已被刪除，或沒有與你共用。",
+        "這份文件已被刪除，或沒有與你分享。",
     ),
     "refused.document_replaced": (
         "This document has been replaced since the answer was written.",
@@ -87,7 +87,7 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     ),
     "refused.document_changed": (
         "This document was deleted, replaced or is no longer shared with you.",
-        "這份文件已被刪除、更換，或不再與你共用。",
+        "這份文件已被刪除、更換，或不再與你分享。",
     ),
     "refused.file_large": (
         "The file has {size}; at most {limit} are taken.",

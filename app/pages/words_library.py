@@ -148,7 +148,7 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
     "library.warm.failed": ("Warming up failed", "預熱失敗"),
     "library.warm_parts": (
         "{done:,} of {n:,} part, {tokens:,} tokens computed.|{done:,} of {n:,} parts, {tokens:,} tokens computed.",
-        "{n:,} 個部分中的 {done:,} 個，已計算 {tokens:,} 個詞元。",
+        "{n:,} 個部分中的 {done:,} 個，已計算 {tokens:,} 個 token。",
     ),
     "library.warm_found": ("{n:,} was there already.|{n:,} were there already.", "{n:,} 個原本就在。"),
     "library.warm_skipped": (
