@@ -99,9 +99,12 @@ class Warmer:
             if not parts:
                 raise NotFoundHere(phrase("library.nothing_to_warm"))
         except BaseException:
-            self._now = None
+            if self._now is now:
+                self._now = None
             raise
         now.total = len(parts)
+        if not now.running:  # it was stopped while its parts were being listed
+            return now
         self._task = asyncio.create_task(self._run(principal, now, parts), name="coread-warm")
         return now
 
@@ -150,9 +153,9 @@ class Warmer:
         except (EngineError, NotFoundHere, NotFound) as error:
             log.warning("a collection could not be warmed: %s", error)
             now.state, now.problem = "failed", _told(error)
-        except Exception as error:
+        except Exception:  # nobody awaits this task: what it fails with is told here or nowhere
             log.exception("a collection could not be warmed")
-            now.state, now.problem = "failed", _told(error)
+            now.state, now.problem = "failed", phrase("error.internal_error")
 
     async def _segments(self, principal: Principal, part: Span) -> list[Segment] | None:
         """The shared beginning of every prompt that reads this part; None where it is too long, was replaced,

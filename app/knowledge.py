@@ -232,7 +232,11 @@ class Knowledge:
     async def progress(
         self, principal: Principal, document: str, every_s: float
     ) -> AsyncIterator[DocumentInfo]:
-        """How far an upload has come, at least every `every_s` seconds, until it is ready or has failed."""
+        """How far an upload has come, at least every `every_s` seconds, until it is ready or has failed.
+
+        Raises `NotFoundHere` for a document that the principal may not read.
+        """
+        await self.readable_info(principal, document)
         readable = await self._store.readable(principal)
         waiting = asyncio.ensure_future(self._library.wait(document))
         try:

@@ -11,6 +11,7 @@ import pytest
 from app.collections_warm import Warming
 from app.errors import NotFoundHere, QuotaRefused
 from app.principal import Principal
+from app.prompting import Span
 from app.runtime import Runtime
 from app.settings import Settings, load_settings
 from engine.types import GenerationRequest, Priority, SamplingParams, Scope, Segment
@@ -139,3 +140,22 @@ async def test_one_at_a_time_and_it_can_be_stopped(runtime: Runtime, engine: Sma
     with pytest.raises(NotFoundHere):
         await runtime.warmer.start(ANN, empty)
     assert runtime.warmer.now is None
+
+
+async def test_stopping_it_while_its_parts_are_being_listed_ends_it(
+    runtime: Runtime, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing, go_on, parts = asyncio.Event(), asyncio.Event(), runtime.warmer._parts
+
+    async def held(principal: Principal, collection: str) -> list[Span]:
+        listing.set()
+        await go_on.wait()
+        return await parts(principal, collection)
+
+    monkeypatch.setattr(runtime.warmer, "_parts", held)
+    starting = asyncio.create_task(runtime.warmer.start(ANN, "sample"))
+    await listing.wait()
+    await runtime.warmer.stop()
+    go_on.set()
+    assert (await starting).state == "stopped"
+    assert runtime.warmer._task is None
