@@ -77,6 +77,11 @@ class Shelf:
             await asyncio.to_thread(self._keep, id)
         self._library.library.on_delete(self._replaced)
 
+    async def keep_again(self) -> None:
+        """Pin anew what is to be kept: an engine that was started again has an empty memory and no pins."""
+        for id in sorted(self._kept):
+            await asyncio.to_thread(self._keep, id)
+
     def _keep(self, id: str) -> None:
         try:
             self._engine.pin_document(id)

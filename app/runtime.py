@@ -41,7 +41,7 @@ T = TypeVar("T")
 State = Literal["new", "warming_up", "ready", "failed", "stopped"]
 #: At most so long does an engine that could answer wait for the documents behind the suggested questions.
 #: Reading them takes seconds and began while the model was loaded; more means that something is wrong.
-SUGGESTED_WAIT_S = 30.0
+SUGGESTED_WAIT_S = 60.0
 
 
 def engine_json(status: EngineStatus) -> dict[str, Any]:
@@ -315,6 +315,8 @@ class Runtime:
             return False
         await asyncio.to_thread(engine.restart)
         await engine.wait_ready()
+        if self._shelf is not None:
+            await self._shelf.keep_again()
         return True
 
     def _busy(self) -> bool:

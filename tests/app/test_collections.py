@@ -216,6 +216,18 @@ async def test_pins_outlive_a_restart_and_go_with_their_document(
     assert kept not in engine.documents(fresh=True)
 
 
+async def test_what_is_kept_is_kept_by_an_engine_that_was_started_again(
+    runtime: Runtime, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = await add(runtime, ANN)
+    await runtime.shelf.pin(ANN, document, True)
+    # The tests' engine keeps its memory over a restart; of the real one's nothing is left.
+    monkeypatch.setattr(engine, "restart", lambda: engine.unpin_document(document))
+    monkeypatch.setattr(Runtime, "engine_failed", True)
+    assert await runtime.revive()
+    assert engine.documents(fresh=True)[document].kept
+
+
 async def test_the_pin_cap_is_explained(runtime: Runtime, engine: SmallEngine) -> None:
     root = await account(runtime, "Root", "administrator")
     long = "\n\n".join(f"## Part {n}\n\nSentence number {n} about barley and oats." for n in range(60))
