@@ -15,12 +15,16 @@ async function poll() {
   }
   looking = true;
   again = false;
+  let problem = "@@library.offline@@";
   try {
     const follow = uploads.filter(({ id, stage }) => id && stage !== "cancelled").map(({ id }) => id);
     const { collection, filter } = state;
     const look = await server.look({ collection, filter, follow });
+    if (look.error) {
+      problem = look.error; // somebody whose session has ended must not think that the server is gone
+      throw new Error(problem);
+    }
     $("offline").hidden = true;
-    if (look.error) throw new Error(look.error);
     $("warming").hidden = !look.warming_up;
     if (look.warming_up) {
       put($("warming"), look.warming_up);
@@ -36,6 +40,7 @@ async function poll() {
     }
   } catch (error) {
     delay = Math.min(2 * delay, 15000);
+    put($("offline"), problem);
     $("offline").hidden = false;
   }
   looking = false;

@@ -40,7 +40,7 @@ function start(upload) {
   request.open("POST", url);
   request.responseType = "json";
   request.setRequestHeader("content-type", "application/octet-stream");
-  request.setRequestHeader("x-coread-name", encodeURIComponent(upload.name.slice(0, 255)));
+  request.setRequestHeader("x-coread-name", encodeURIComponent([...upload.name].slice(0, 255).join("")));
   request.upload.addEventListener("progress", (event) => {
     upload.share = event.lengthComputable ? event.loaded / event.total : upload.share;
     showUploads();
