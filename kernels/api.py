@@ -51,6 +51,17 @@ class Options:
     scales: Scales | None = None
 
 
+class NewTokens(NamedTuple):
+    """New K and V of one layer and where they go; see `AttentionBackend.write`."""
+
+    key: Tensor
+    value: Tensor
+    key_pool: Tensor
+    value_pool: Tensor
+    slots: Tensor
+    scales: Scales | None
+
+
 class Reads(NamedTuple):
     """What one layer's attention read, in KV tokens (one K and one V vector of all heads)."""
 
@@ -176,7 +187,7 @@ class AttentionBackend(ABC):
                 f"K {tuple(key.shape)}, V {tuple(value.shape)} and {slots.shape[0]} slots are not one batch"
             )
         check_scales(key_pool, scales)
-        self._write(key, value, key_pool, value_pool, slots, scales)
+        self._write(NewTokens(key, value, key_pool, value_pool, slots, scales))
 
     def copy_blocks(
         self,
@@ -218,15 +229,7 @@ class AttentionBackend(ABC):
         """As `attend`, with arguments that fit together."""
 
     @abstractmethod
-    def _write(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        slots: Tensor,
-        scales: Scales | None,
-    ) -> None:
+    def _write(self, new: NewTokens) -> None:
         """As `write`, with arguments that fit together."""
 
     def _copy(self, pools: list[Tensor], copies: Sequence[BlockCopy], block_size: int) -> None:

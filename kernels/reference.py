@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionBackend, Options, Reads
-from kernels.fp8 import Scales, load, store
+from kernels.api import AttentionBackend, NewTokens, Options, Reads
+from kernels.fp8 import load, store
 from kernels.plan import NEVER, AttentionPlan
 
 
@@ -53,18 +53,11 @@ class ReferenceBackend(AttentionBackend):
         read = plan.counters.logical_tokens
         return output.to(query.dtype), Reads(read, read, 0)
 
-    def _write(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        slots: Tensor,
-        scales: Scales | None,
-    ) -> None:
-        if scales is not None:
-            key, value = store(key, scales.key), store(value, scales.value)
-        for row, slot in enumerate(slots.tolist()):
+    def _write(self, new: NewTokens) -> None:
+        key, value = new.key, new.value
+        if new.scales is not None:
+            key, value = store(key, new.scales.key), store(value, new.scales.value)
+        for row, slot in enumerate(new.slots.tolist()):
             if slot >= 0:
-                key_pool[:, slot] = key[row]
-                value_pool[:, slot] = value[row]
+                new.key_pool[:, slot] = key[row]
+                new.value_pool[:, slot] = value[row]

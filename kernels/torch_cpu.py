@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionBackend, KernelError, Options, Reads
-from kernels.fp8 import Scales, store
+from kernels.api import AttentionBackend, KernelError, NewTokens, Options, Reads
+from kernels.fp8 import store
 from kernels.plan import CPU, AttentionPlan, CostModel
 from kernels.torch_merge import NOTHING, Merge
 from kernels.torch_plan import DecodeBatch, DensePass, Work, build_work
@@ -173,22 +173,15 @@ class TorchBackend(AttentionBackend):
         )
         return output, reads
 
-    def _write(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        slots: Tensor,
-        scales: Scales | None,
-    ) -> None:
+    def _write(self, new: NewTokens) -> None:
+        key, value, key_pool, value_pool, slots, scales = new
         kept = slots >= 0
         if not bool(kept.all()):
             rows = kept.nonzero().view(-1)
             key, value, slots = key[rows], value[rows], slots[rows]
         if scales is not None:  # as bytes: torch moves no 8-bit floats by index
             key, value = (
-                store(new, scale).view(torch.uint8) for new, scale in zip((key, value), scales, strict=True)
+                store(x, scale).view(torch.uint8) for x, scale in zip((key, value), scales, strict=True)
             )
             key_pool, value_pool = key_pool.view(torch.uint8), value_pool.view(torch.uint8)
         key_pool.index_copy_(1, slots, key.transpose(0, 1))

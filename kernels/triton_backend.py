@@ -22,16 +22,18 @@ from kernels.api import (
     BlockCopy,
     Heads,
     KernelError,
+    NewTokens,
     Options,
     Reads,
     StaticPlans,
 )
-from kernels.fp8 import KV_FP8, Scales
+from kernels.fp8 import KV_FP8
 from kernels.plan import GPU, AttentionPlan, CostModel
 from kernels.triton_attention import attention_kernel, merge_kernel
 from kernels.triton_config import Launch, TileConfig, choose, head_parts
 from kernels.triton_plan import Packed, TilePlan, layout, pack, tile_plan
 from kernels.triton_pool import copy_kernel, write_kernel
+from kernels.triton_upload import Upload
 
 LOG2E = 1.4426950408889634
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, KV_FP8)
@@ -82,40 +84,6 @@ class State:
     steps: dict[tuple[int | None, Heads], Step] = field(default_factory=dict)
 
 
-class _Upload:
-    """Host vectors in pinned memory, used in turn.
-
-    A vector is filled again only once its last copy has ended, which turns later it has: the wait is a
-    formality.
-    """
-
-    def __init__(self, device: torch.device, turns: int = 4) -> None:
-        self.device = device
-        self.pinned = device.type == "cuda"
-        self.vectors: list[Tensor] = [torch.empty(0, dtype=torch.int32) for _ in range(turns)]
-        self.copied: list[Any] = [None] * turns
-        self.turn = 0
-
-    def begin(self, size: int) -> Tensor:
-        """A host vector of at least `size` elements."""
-        self.turn = (self.turn + 1) % len(self.vectors)
-        event = self.copied[self.turn]
-        if event is not None:
-            event.synchronize()
-        if self.vectors[self.turn].numel() < size:
-            capacity = 1 << max(12, size.bit_length())
-            self.vectors[self.turn] = torch.empty(capacity, dtype=torch.int32, pin_memory=self.pinned)
-        return self.vectors[self.turn][:size]
-
-    def send(self, host: Tensor) -> Tensor:
-        """Copy to a new device vector."""
-        target = torch.empty(host.numel(), dtype=torch.int32, device=self.device)
-        target.copy_(host, non_blocking=True)
-        if self.pinned:
-            self.copied[self.turn] = torch.cuda.current_stream(self.device).record_event()
-        return target
-
-
 class TritonBackend(AttentionBackend):
     """Everything is enqueued; the host never looks at the device's data."""
 
@@ -131,7 +99,7 @@ class TritonBackend(AttentionBackend):
         cost: CostModel = GPU,
     ) -> None:
         self.device, self.capability, self.processors, self.cost = device, capability, processors, cost
-        self.upload = _Upload(device)
+        self.upload = Upload(device)
         self._launches: dict[tuple[Heads, int], Launch] = {}
         self._pools: dict[tuple[int, ...], Tensor] = {}
 
@@ -336,16 +304,9 @@ class TritonBackend(AttentionBackend):
         self.write(row, row, keys, values, torch.zeros(1, dtype=torch.int64, device=self.device))
         self.copy_blocks([keys], [values], [(0, 1, block_size)], block_size)
 
-    def _write(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        slots: Tensor,
-        scales: Scales | None,
-    ) -> None:
-        """`slots` must be on the device: the host does not look at them."""
+    def _write(self, new: NewTokens) -> None:
+        """The slots must be on the device: the host does not look at them."""
+        key, value, key_pool, value_pool, slots, scales = new
         self._check_pools([key_pool, value_pool])
         key = key if key.stride(2) == 1 else key.contiguous()
         value = value if value.stride(2) == 1 else value.contiguous()
