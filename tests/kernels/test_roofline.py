@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kernels.plan import ALWAYS, build_plan
+from kernels.plan import ALWAYS, AttentionPlan, build_plan
 from kernels.roofline import CARDS, LLAMA3_8B, SHAPES, Decode, decode_cost, table
+from kernels.triton_config import choose
+from kernels.triton_plan import tile_plan
 
 
-def plan_tokens(work: Decode, *, shared_pass: bool, block: int = 16) -> int:
+def plan_of(work: Decode, *, shared_pass: bool, block: int = 16) -> AttentionPlan:
     shared = list(range(work.shared // block))
     own_blocks = -(-work.own // block)
     tables = [
         [*shared, *range(10_000 + s * own_blocks, 10_000 + (s + 1) * own_blocks)] for s in range(work.readers)
     ]
-    plan = build_plan(
+    return build_plan(
         page_tables=tables,
         query_lens=[1] * work.readers,
         context_lens=[work.shared + work.own] * work.readers,
@@ -22,7 +26,6 @@ def plan_tokens(work: Decode, *, shared_pass: bool, block: int = 16) -> int:
         cost=ALWAYS,
         shared_pass=shared_pass,
     )
-    return plan.counters.physical_tokens
 
 
 @pytest.mark.parametrize("readers", [1, 2, 16, 64])
@@ -30,8 +33,32 @@ def plan_tokens(work: Decode, *, shared_pass: bool, block: int = 16) -> int:
 @pytest.mark.parametrize("own", [1, 16, 100])
 def test_the_plans_counters_match_the_formula(readers: int, shared: int, own: int) -> None:
     work = Decode(readers, shared // 16 * 16, own)
-    assert plan_tokens(work, shared_pass=True) == work.tokens_two_phase
-    assert plan_tokens(work, shared_pass=False) == work.tokens_one_phase
+    assert plan_of(work, shared_pass=True).counters.physical_tokens == work.tokens_two_phase
+    assert plan_of(work, shared_pass=False).counters.physical_tokens == work.tokens_one_phase
+
+
+@pytest.mark.parametrize("work", [Decode(16, 1840, 16), Decode(5, 16, 100), Decode(1, 0, 100)], ids=str)
+@pytest.mark.parametrize("shared_pass", [True, False])
+def test_bytes_and_operations_of_the_kernels_tiles_match_the_formula(work: Decode, shared_pass: bool) -> None:
+    """Rows times keys over all tiles are the products; a tile's padding of rows is not counted."""
+    heads = LLAMA3_8B
+    group = heads.q_heads // heads.kv_heads
+    tiles = tile_plan(
+        plan_of(work, shared_pass=shared_pass),
+        window=None,
+        group=group,
+        kv_heads=heads.kv_heads,
+        launch=choose(head_dim=heads.head_dim, group=group, block_size=16, itemsize=2, capability=(9, 0)),
+        processors=132,
+    )
+    cost = decode_cost(heads, work, shared_pass=shared_pass)
+    queries_and_output = 2 * work.readers * heads.q_heads * heads.head_dim * heads.itemsize
+    assert tiles.tokens_read * heads.token_bytes + queries_and_output == cost.bytes
+    pairs = sum(
+        int((launch.table[:, 1] * (launch.table[:, 5] - launch.table[:, 3])).sum())
+        for launch in (tiles.narrow, tiles.wide)
+    )
+    assert 4 * heads.q_heads * heads.head_dim * pairs == cost.operations
 
 
 def test_bytes_follow_the_tokens_and_operations_do_not() -> None:
@@ -51,3 +78,5 @@ def test_every_card_is_bound_by_memory_without_sharing() -> None:
 
 def test_the_table_has_a_line_for_every_model_and_share() -> None:
     assert table().count("\n") == 1 + 4 * len(SHAPES)
+    page = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
+    assert table() in page.read_text()
