@@ -23,8 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-import triton  # noqa: E402
+NOTHING_DONE = "nothing was checked and no speed was measured"
+try:
+    import torch
+    import triton
+except ModuleNotFoundError as missing:
+    print(f"The package {missing.name} is not installed: {NOTHING_DONE}.")
+    raise SystemExit(2) from None
 
 from kernels.api import BackendUnavailable  # noqa: E402
 from kernels.fp8 import CAPABILITY  # noqa: E402
@@ -233,13 +238,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
-        print("No NVIDIA GPU is visible to torch: nothing was checked and no speed was measured.")
+        print(f"No NVIDIA GPU is visible to torch: {NOTHING_DONE}.")
         return 2
     check = Check(device, options.minutes, options.json, small=options.small)
     try:
         check.run()
     except BackendUnavailable as error:
-        print(f"{error}. Nothing was checked and no speed was measured.")
+        print(f"{error}: {NOTHING_DONE}.")
         return 2
     print(table(check.about, check.results))
     return 0 if all(good(result) for result in check.results) else 1
