@@ -15,23 +15,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
-from app.limits import Limits, MeteredGeneration
+from app.limits import Limits
 from app.live import HEARTBEAT_S, LiveTurn
-from app.pages.words import Phrase, phrase
+from app.pages.words import phrase
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
 from app.receipts import PrefillRate, receipt_json
 from app.refusal import CLOSEST, refusal
-from app.repetition import loop_start
 from app.settings import Settings
-from app.store import Conversation, Message, Reference, Status, Store
+from app.store import Message, Reference, Store
+from app.turn import Turn, beats, reading_words, waiting_words
 from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
 from rag.cite import best_source
@@ -40,13 +40,8 @@ if TYPE_CHECKING:
     from engine.service import EngineService
 
 log = logging.getLogger("coread")
-T = TypeVar("T")
 #: Seconds without a viewer after which a turn is ended.
 GRACE_S = 5.0
-#: Characters between two looks for a loop.
-_CHECK_EVERY = 40
-#: Characters of an answer between two looks for the passage that it leans on.
-_BEST_EVERY = 120
 #: Seconds that a running turn has to end when the server stops.
 _CLOSE_S = 3.0
 _PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
@@ -59,38 +54,6 @@ class Invitation:
     title: str
     question: str
     updates: AsyncGenerator[Update, None]
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One running turn. `payer` is whose limits it counts against."""
-
-    principal: Principal
-    payer: Principal
-    conversation: Conversation
-    path: Sequence[Message]
-    question: str
-    sampling: SamplingParams
-    readable: frozenset[str]
-    parent: str | None
-    #: The stored question when an answer is made again; None while it is new.
-    asked: str | None = None
-    spans: tuple[Span, ...] | None = None
-    generation: MeteredGeneration | None = None
-    stopped: bool = False
-    #: The engine has been asked; from here on a turn is ended by aborting its request.
-    submitted: bool = False
-    #: The conversation is being deleted: nothing of the turn is kept.
-    forgotten: bool = False
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    receipt: dict[str, Any] | None = None
-    status: Status = "stopped"
-    #: How much of `text` has been looked through for a loop, and where one made it end.
-    checked: int = 0
-    #: How long `text` was when it was last compared with the passages.
-    compared: int = 0
-    cut: int | None = None
 
 
 class Chat:
@@ -107,7 +70,7 @@ class Chat:
     ) -> None:
         self._settings, self._engine, self._store = settings, engine, store
         self._knowledge, self._prompter, self._limits = knowledge, prompter, limits
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, Turn] = {}
         self._live: dict[str, LiveTurn] = {}
         self.grace_s = GRACE_S
         self._inviting: set[str] = set()
@@ -133,7 +96,7 @@ class Chat:
         question = self.check_question(question)
         conversation = await self._store.conversation(principal, conversation_id)
         path = await self._store.path(principal, conversation_id)
-        turn = _Turn(
+        turn = Turn(
             principal, principal, conversation, path, question, self._sampling(),
             await self._store.readable(principal), path[-1].id if path else None,
         )  # fmt: skip
@@ -156,7 +119,7 @@ class Chat:
             top_p=0.95,
             seed=secrets.randbits(31),
         )
-        turn = _Turn(
+        turn = Turn(
             principal, principal, conversation, path[:-1], asked.text, sampling,
             await self._store.readable(principal), asked.parent_id, asked.id,
         )  # fmt: skip
@@ -173,7 +136,7 @@ class Chat:
         path = await self._store.path(principal, conversation_id, question_id)
         if not path or path[-1].role != "user":
             raise NotFoundHere(phrase("refused.no_edit"))
-        turn = _Turn(
+        turn = Turn(
             principal, principal, conversation, path[:-1], question, self._sampling(),
             await self._store.readable(principal), path[-1].parent_id,
         )  # fmt: skip
@@ -224,7 +187,7 @@ class Chat:
         question = next((q for q in candidates if q not in asked), candidates[-1])
         reader = Principal(principal.kind, "r-" + secrets.token_hex(16))
         conversation = await self._store.create(reader, "Second reader")
-        turn = _Turn(
+        turn = Turn(
             reader, principal, conversation, (), question, self._sampling(),
             frozenset(span.collection_id for span in spans), None, spans=spans,
         )  # fmt: skip
@@ -245,7 +208,7 @@ class Chat:
 
     # -- a turn ------------------------------------------------------------------------------------------
 
-    def _begin(self, turn: _Turn) -> LiveTurn:
+    def _begin(self, turn: Turn) -> LiveTurn:
         """Run a turn in a task of its own; raises `TurnRunning` where one runs already."""
         id = turn.conversation.id
         if id in self._live or id in self._turns:
@@ -269,7 +232,7 @@ class Chat:
         self._live[id] = live
         return live
 
-    async def _run(self, turn: _Turn) -> AsyncGenerator[Update, None]:
+    async def _run(self, turn: Turn) -> AsyncGenerator[Update, None]:
         id = turn.conversation.id
         if id in self._turns:
             raise TurnRunning(phrase("refused.running"))
@@ -317,14 +280,14 @@ class Chat:
             if unsaved and built is not None and turn.text.strip():
                 self._save_later(turn, built)
 
-    async def _keep_question(self, turn: _Turn) -> None:
+    async def _keep_question(self, turn: Turn) -> None:
         if turn.asked is None:
             question = await self._store.add_message(
                 turn.principal, turn.conversation.id, turn.parent, "user", turn.question
             )
             turn.asked = question.id
 
-    async def _refuse(self, turn: _Turn, built: Built) -> AsyncGenerator[Update, None]:
+    async def _refuse(self, turn: Turn, built: Built) -> AsyncGenerator[Update, None]:
         """Say that the documents do not say, with the closest passages; the model is not asked."""
         turn.submitted = True  # being stored: a turn that nobody watches is ended no more
         yield Text(refusal())
@@ -337,10 +300,10 @@ class Chat:
         )
         yield Finished(message, await self._sources(turn, references), built.notes)
 
-    async def _sources(self, turn: _Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
+    async def _sources(self, turn: Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
         return await self._knowledge.sources_in(turn.readable, references)
 
-    async def _best(self, turn: _Turn, built: Built, text: str) -> Best | None:
+    async def _best(self, turn: Turn, built: Built, text: str) -> Best | None:
         """The sentence of the prompt's passages that the end of `text` is nearest to."""
         found = await asyncio.to_thread(best_source, text, built.placed)
         if found is None or found.source is None:
@@ -349,7 +312,7 @@ class Chat:
         source = (await self._sources(turn, [placed.span.reference(1, placed.zone)]))[0]
         return Best(source, placed.text[found.source_start : found.source_end])
 
-    async def _prepare(self, turn: _Turn) -> Built:
+    async def _prepare(self, turn: Turn) -> Built:
         spans = turn.spans
         if spans is None and turn.conversation.document_id is not None:
             document = await self._knowledge.document(turn.readable, turn.conversation.document_id)
@@ -364,7 +327,7 @@ class Chat:
             spans=spans, answer_tokens=turn.sampling.max_tokens, within=within,
         )  # fmt: skip
 
-    def _request(self, turn: _Turn, built: Built) -> GenerationRequest:
+    def _request(self, turn: Turn, built: Built) -> GenerationRequest:
         return GenerationRequest(
             segments=built.segments,
             sampling=turn.sampling,
@@ -373,51 +336,38 @@ class Chat:
             output_scope=Scope.account(turn.principal.id),
         )
 
-    async def _stream(self, turn: _Turn, built: Built) -> AsyncGenerator[Update, None]:
+    async def _stream(self, turn: Turn, built: Built) -> AsyncGenerator[Update, None]:
         generation = turn.generation
         if generation is None:
             return
         stage = Stage("waiting", phrase("stage.engine"))
         yield stage
-        async with aclosing(_beats(generation, HEARTBEAT_S)) as events:
+        async with aclosing(beats(generation, HEARTBEAT_S)) as events:
             async for event in events:
                 match event:
                     case None:
                         yield stage  # a sign of life
                     case Waiting():
-                        stage = Stage("waiting", _waiting_words(event))
+                        stage = Stage("waiting", waiting_words(event))
                         yield stage
                     case Reading():
-                        stage = Stage("reading", _reading_words(event))
+                        stage = Stage("reading", reading_words(event))
                         yield stage
                     case Delta():
                         stage = Stage("writing", phrase("stage.writing"))
-                        turn.text += event.text
-                        turn.tokens += event.tokens
-                        if event.text and turn.cut is None:
+                        if turn.add(event):
                             yield Text(event.text)
-                        if len(turn.text) - turn.compared >= _BEST_EVERY:
-                            turn.compared = len(turn.text)
-                            if (best := await self._best(turn, built, turn.text)) is not None:
-                                yield best
-                        if len(turn.text) - turn.checked >= _CHECK_EVERY:
-                            turn.checked = len(turn.text)
-                            turn.cut = loop_start(turn.text)
-                            if turn.cut is not None:
-                                generation.abort()
+                        if turn.due() and (best := await self._best(turn, built, turn.text)) is not None:
+                            yield best
+                        if turn.loops():
+                            generation.abort()
                     case Done():
-                        turn.text, turn.tokens = event.text, list(event.tokens)
-                        turn.receipt = receipt_json(event.receipt, self._prefill)
-                        turn.status = "stopped" if event.reason == "aborted" else "complete"
-                        turn.cut = loop_start(turn.text) if turn.cut is None else turn.cut
-                        if turn.cut is not None:
-                            turn.text, turn.tokens = turn.text[: turn.cut], []
-                            turn.status = "complete" if not turn.stopped else "stopped"
+                        turn.end(event, receipt_json(event.receipt, self._prefill))
                     case Failed():
                         turn.status = "failed"
                         raise event.error
 
-    async def _save(self, turn: _Turn, built: Built) -> Message:
+    async def _save(self, turn: Turn, built: Built) -> Message:
         references = await self._prompter.attribute(turn.text, built)
         return await self._store.add_message(
             turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
@@ -425,7 +375,7 @@ class Chat:
             receipt=turn.receipt, references=references,
         )  # fmt: skip
 
-    def _save_later(self, turn: _Turn, built: Built) -> None:
+    def _save_later(self, turn: Turn, built: Built) -> None:
         """Keep a part whose viewer is gone; this must not wait, as the caller is being cancelled."""
         task = asyncio.ensure_future(self._save(turn, built))
         self._saving.add(task)
@@ -439,7 +389,7 @@ class Chat:
 
     # -- the second reader -------------------------------------------------------------------------------
 
-    async def _guest(self, turn: _Turn) -> AsyncGenerator[Update, None]:
+    async def _guest(self, turn: Turn) -> AsyncGenerator[Update, None]:
         self._inviting.add(turn.payer.id)
         try:
             async with aclosing(self._run(turn)) as updates:
@@ -479,34 +429,3 @@ class Chat:
             repetition_penalty=self._settings.repetition_penalty,
             max_tokens=self._settings.answer_tokens,
         )
-
-
-async def _beats(events: AsyncIterator[T], every_s: float) -> AsyncGenerator[T | None, None]:
-    """The events, and None whenever there has been none for `every_s` seconds."""
-    pending = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            await asyncio.wait({pending}, timeout=every_s)
-            if not pending.done():
-                yield None
-                continue
-            try:
-                event: T = pending.result()
-            except StopAsyncIteration:
-                return
-            yield event
-            pending = asyncio.ensure_future(anext(events))
-    finally:
-        pending.cancel()
-
-
-def _waiting_words(event: Waiting) -> Phrase:
-    if event.reason == "prefill":
-        return phrase("stage.prefill")
-    return phrase(f"stage.{event.reason}", place=event.position)
-
-
-def _reading_words(event: Reading) -> Phrase:
-    if event.reused:
-        return phrase("stage.reading_reused", done=event.done, total=event.total, reused=event.reused)
-    return phrase("stage.reading", done=event.done, total=event.total)
