@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from app.errors import AppError
 
 log = logging.getLogger("coread")
 #: A request's headers must be there after so long; without it half-open connections stay for ever.
@@ -162,3 +166,17 @@ async def sweep_forever(folder: Path, every_s: float = 60.0) -> None:
                 log.info("removed %d uploads that no page asked for", removed)
         except OSError as error:
             log.warning("forgotten uploads could not be removed: %s", error)
+
+
+async def freeze_when(ready: Awaitable[None]) -> None:
+    """Once the models are loaded, take all that is there out of the garbage collector's sight.
+
+    It stays until the process ends, and a full collection walks all of it while every thread waits: half a
+    second (torch, transformers and Gradio imported), in the middle of somebody's answer.
+    """
+    try:
+        await ready
+    except AppError:
+        return  # they cannot be loaded: nothing is served
+    gc.collect()
+    gc.freeze()

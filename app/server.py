@@ -25,7 +25,7 @@ from app.demo_command import demo_router
 from app.errors import AppError, PortUnavailable
 from app.exports import exports_router
 from app.gate import GateMiddleware
-from app.lifecycle import patient_protocol, raise_file_limit, sweep_forever
+from app.lifecycle import freeze_when, patient_protocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
 from app.openai_api import openai_router
 from app.openapi import errors, openapi_router
@@ -80,8 +80,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
-    """The application over an opened runtime; starting it starts the loading of the models."""
+def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAPI:
+    """The application over an opened runtime; starting it starts the loading of the models. `alone`: the
+    process serves nothing else, so what is there once they are loaded is there for good."""
     import gradio as gr
 
     from app.pages.theme import make_theme, stylesheet
@@ -94,11 +95,13 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
         workers = ThreadPoolExecutor(THREADS, thread_name_prefix="coread-work")
         asyncio.get_running_loop().set_default_executor(workers)
         runtime.start()
-        chores = (
+        chores = [
             asyncio.create_task(sweep_forever(runtime.upload_dir), name="coread-sweep"),
             asyncio.create_task(watch_engine(runtime), name="coread-watchdog"),
             asyncio.create_task(drop_unfetched_forever(demo, streams), name="coread-unfetched"),
-        )
+        ]
+        if alone:
+            chores.append(asyncio.create_task(freeze_when(runtime.wait_ready()), name="coread-freeze"))
         try:
             yield
         finally:
@@ -141,9 +144,9 @@ def create_app(runtime: Runtime, demo: gr.Blocks) -> FastAPI:
     mounted.add_middleware(
         BodyLimitMiddleware, limit=runtime.settings.max_body_bytes, smaller={"/v1": MAX_MESSAGES_BYTES}
     )
-    mounted.add_middleware(FeedMiddleware, runtime=runtime)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     mounted.add_middleware(RequestLogMiddleware)
+    mounted.add_middleware(FeedMiddleware, runtime=runtime)
     return mounted
 
 
@@ -192,7 +195,7 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
 
             demo = build_demo(runtime)
         config = uvicorn.Config(
-            create_app(runtime, demo),
+            create_app(runtime, demo, alone=True),
             log_level=settings.log_level,
             access_log=False,
             proxy_headers=True,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from app.errors import CommentRefused, NotFoundHere, TitleRefused
+from app.errors import CommentRefused, NotFoundHere, QuotaRefused, TitleRefused
 from app.pages.words import phrase
 from app.principal import Principal
 from rag.database import Database, Migration
@@ -33,6 +33,12 @@ Zone = Literal["", "front", "appended"]
 EVERYBODY = "*"
 MAX_TITLE = 120
 MAX_COMMENT = 2_000
+#: Messages of one conversation, and of one person: what is asked lies in the database, and a disk that one
+#: visitor filled would be full for everybody.
+MAX_MESSAGES, MAX_MESSAGES_EACH = 1_000, 20_000
+MAX_CONVERSATIONS = 5_000
+#: A conversation whose first question was refused stays empty, and for so long where nothing comes of it.
+EMPTY_S = 3600.0
 #: Characters of a search among conversations that are looked at.
 _MAX_QUERY = 200
 
@@ -160,6 +166,11 @@ class Store:
 
     # -- who may read what ------------------------------------------------------------------------------
 
+    @property
+    def commits(self) -> int:
+        """How many writes to the database there were, of any kind (see `Database.commits`)."""
+        return self._db.commits
+
     async def readable(self, principal: Principal) -> frozenset[str]:
         """Ids of the collections that the principal may read, as of now."""
         sql = "SELECT collection_id FROM app_grants WHERE reader IN (?, ?)"
@@ -211,6 +222,7 @@ class Store:
     async def create(
         self, principal: Principal, title: str = "", document_id: str | None = None
     ) -> Conversation:
+        """A new one; raises `QuotaRefused` where the principal has `MAX_CONVERSATIONS`."""
         now = time.time()
         made = Conversation(_new_id(), title, now, now, document_id, None)
         sql = (
@@ -218,7 +230,17 @@ class Store:
             "VALUES (?, ?, ?, ?, ?, ?)"
         )
         row = (made.id, principal.id, title, now, now, document_id)
-        await self._db.write(lambda c: c.execute(sql, row).rowcount)
+
+        def write(c: sqlite3.Connection) -> None:
+            empty = "DELETE FROM app_conversations WHERE owner = ? AND head IS NULL AND updated < ?"
+            c.execute(empty, (principal.id, now - EMPTY_S))
+            count = "SELECT COUNT(*) FROM app_conversations WHERE owner = ?"
+            held = int(c.execute(count, (principal.id,)).fetchone()[0])
+            if held >= MAX_CONVERSATIONS:
+                raise QuotaRefused(f"You keep {held:,} conversations, which is the limit; delete some first.")
+            c.execute(sql, row)
+
+        await self._db.write(write)
         return made
 
     async def conversations(
@@ -306,7 +328,11 @@ class Store:
         receipt: dict[str, Any] | None = None,
         references: Sequence[Reference] = (),
     ) -> Message:
-        """Append a message under `parent_id` and make it the conversation's head."""
+        """Append a message under `parent_id` and make it the conversation's head.
+
+        Raises `QuotaRefused` for a question where there are `MAX_MESSAGES` or `MAX_MESSAGES_EACH` (an answer
+        that is written already is kept up to twice as many).
+        """
         now = time.time()
         made = Message(
             _new_id(),
@@ -323,6 +349,7 @@ class Store:
 
         def write(c: sqlite3.Connection) -> None:
             conversation = _owned(c, principal, conversation_id)
+            _room(c, principal, conversation_id, 1 if role == "user" else 2)
             if parent_id is not None:
                 _message_row(c, conversation_id, parent_id)
             c.execute(
@@ -498,6 +525,22 @@ def _owned(c: sqlite3.Connection, principal: Principal, id: str) -> Conversation
     if row is None:
         raise NotFoundHere(phrase("refused.no_conversation"))
     return Conversation(*row)
+
+
+def _room(c: sqlite3.Connection, principal: Principal, conversation_id: str, times: int) -> None:
+    here = "SELECT COUNT(*) FROM app_messages WHERE conversation_id = ?"
+    held = int(c.execute(here, (conversation_id,)).fetchone()[0])
+    if held >= times * MAX_MESSAGES:
+        raise QuotaRefused(f"This conversation has {held:,} messages, which is the limit; start a new one.")
+    all_of = (
+        "SELECT COUNT(*) FROM app_messages WHERE conversation_id IN "
+        "(SELECT id FROM app_conversations WHERE owner = ?)"
+    )
+    held = int(c.execute(all_of, (principal.id,)).fetchone()[0])
+    if held >= times * MAX_MESSAGES_EACH:
+        raise QuotaRefused(
+            f"Your conversations have {held:,} messages, which is the limit; delete some of them first."
+        )
 
 
 def _message_row(c: sqlite3.Connection, conversation_id: str, id: str) -> tuple[Any, ...]:

@@ -122,7 +122,7 @@ def serve(blocks: int, chats: int, say: Connection) -> None:
     )
     listener = bind("127.0.0.1", 0)
     runtime.open()
-    app = create_app(runtime, build_demo(runtime))
+    app = create_app(runtime, build_demo(runtime), alone=True)
     say.send(listener.getsockname()[1])
 
     def obey() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -29,6 +28,8 @@ from engine.sequence import Sequence
 from engine.types import ModelShape, Receipt
 
 IntArray = NDArray[np.int64]
+#: Page tables (block ids, computed tokens) by conversation.
+Tables = dict[str, list[tuple[IntArray, int]]]
 
 #: The engine's own work; it never stays open.
 SYSTEM = "system"
@@ -327,16 +328,10 @@ class Ledger:
 
     # -- views -----------------------------------------------------------------------------------------
 
-    def _row(self, name: str, tables: Iterable[tuple[IntArray, int]], readers: NDArray[np.int32]) -> Row:
-        sequences = tokens = entries = 0
-        read_by: dict[int, int] = {}  # number of readers -> entries whose block has so many
-        for table, length in tables:
-            for readers_of, blocks in enumerate(np.bincount(readers[table]).tolist()):
-                if blocks:
-                    read_by[readers_of] = read_by.get(readers_of, 0) + blocks
-            sequences += 1
-            tokens += length
-            entries += len(table)
+    def _row(self, name: str, tables: list[tuple[IntArray, int]], read_by: dict[int, int]) -> Row:
+        """`read_by`: number of readers -> entries of the tables whose block has so many."""
+        sequences, tokens = len(tables), sum(length for _, length in tables)
+        entries = sum(read_by.values())
         shared = entries - read_by.get(1, 0)
         unshared = entries * self.block_bytes
         # One fraction over a common denominator: adding fractions one by one takes most of a snapshot's time.
@@ -346,9 +341,9 @@ class Ledger:
         reserved = sequences * self.reserved_bytes
         return Row(name, sequences, tokens, entries, shared, reserved, unshared, fair, unshared - fair)
 
-    def tables(self, view: str) -> dict[str, list[tuple[IntArray, int]]]:
+    def tables(self, view: str) -> Tables:
         """Page tables (block ids, computed tokens) by conversation; `view` is "running" or "open"."""
-        found: dict[str, list[tuple[IntArray, int]]] = {}
+        found: Tables = {}
         for sequence in self.scheduler.running:
             found.setdefault(sequence.conversation, []).append((sequence.table_array(), sequence.computed))
         if view == "open":
@@ -361,10 +356,11 @@ class Ledger:
                         found.setdefault(name, []).append((alive, known))
         return found
 
-    def _view(self, view: str) -> tuple[dict[str, Row], Totals]:
+    def _view(self, view: str, tables: Tables) -> tuple[dict[str, Row], Totals]:
         pool = self.memory.pool
         readers = pool.reader_count if view == "running" else pool.reader_count + pool.soft
-        rows = {name: self._row(name, tables, readers) for name, tables in self.tables(view).items()}
+        read_by = _read_by(tables, readers)
+        rows = {name: self._row(name, own, read_by[name]) for name, own in tables.items()}
         entries = pool.entries + (pool.soft_entries if view == "open" else 0)
         blocks = pool.held if view == "running" else pool.open_blocks
         totals = Totals(
@@ -441,8 +437,9 @@ class Ledger:
 
     def _snapshot(self) -> MemorySnapshot:
         pool = self.memory.pool
-        running, totals_running = self._view("running")
-        opened, totals_open = self._view("open")
+        open_tables = self.tables("open")
+        running, totals_running = self._view("running", self.tables("running"))
+        opened, totals_open = self._view("open", open_tables)
         held = pool.reader_count > 0
         kind = pool.kind & 3
         state = np.full(pool.num_blocks, RETAINED, dtype=np.uint8)
@@ -475,5 +472,27 @@ class Ledger:
             waiting=len(self.scheduler.waiting),
             history=self.history.samples(),
             at=self.now,
-            _blocks={n: np.concatenate([t for t, _ in tables]) for n, tables in self.tables("open").items()},
+            _blocks={n: np.concatenate([t for t, _ in tables]) for n, tables in open_tables.items()},
         )
+
+
+def _read_by(tables: Tables, readers: NDArray[np.int32]) -> dict[str, dict[int, int]]:
+    """For each conversation: number of readers -> entries of its tables whose block has so many.
+
+    All tables are counted at once: one by one that takes half of a snapshot's time.
+    """
+    found: dict[str, dict[int, int]] = {name: {} for name in tables}
+    parts = [table for own in tables.values() for table, _ in own]
+    if not parts:
+        return found
+    lengths = [sum(len(table) for table, _ in own) for own in tables.values()]
+    counts = readers[np.concatenate(parts)]
+    width = int(counts.max(initial=0)) + 1
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    table = np.bincount(owner * width + counts, minlength=len(lengths) * width).reshape(-1, width)
+    names, (rows, columns) = list(tables), np.nonzero(table)
+    for row, column, entries in zip(
+        rows.tolist(), columns.tolist(), table[rows, columns].tolist(), strict=True
+    ):
+        found[names[row]][column] = entries
+    return found

@@ -59,6 +59,8 @@ class Database:
             raise DatabaseError(f"The database {self.path} can't be opened: {error}.") from error
         if mode != "wal":
             raise DatabaseError(f"The database {self.path} can't use a write-ahead log (got {mode!r}).")
+        #: How many writes there were: what was read while it was the same is still so.
+        self.commits = 0
         self._thread = threading.Thread(target=self._run, name="rag-database-writer", daemon=True)
         self._thread.start()
         self._pool = ThreadPoolExecutor(readers, thread_name_prefix="rag-database-reader")
@@ -171,6 +173,7 @@ class Database:
             except BaseException as error:
                 future.set_exception(error)
             else:
+                self.commits += 1  # first, so that who waited for the write sees the new number
                 future.set_result(result)
             # Dropped now, not when the next write comes: both may hold a whole document.
             del item, work, future

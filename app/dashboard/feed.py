@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from engine.tree_picture import TreePicture
 
 TREE_S = 1.0
-#: A large tree is drawn anew less often, so that walking it takes no more of a core than looking does.
+#: A large tree is drawn anew less often, so that walking it takes half as much of a core as looking does.
 MAX_TREE_S = 10.0
 #: What is kept of viewers' own parts, until the pool changes.
 MAX_KEPT = 256
 #: Updates that are kept as bytes, for others who ask for the same.
 MAX_BODIES = 32
 #: How old the status of engine and demonstration may be.
-STATUS_S = 0.25
+STATUS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class DashboardFeed:
         parts = [self._status(principal)]
         if runtime.ready:
             shared = await self.shared()
-            names = await self._viewers.names(principal, asked.conversation, shared.number)
+            names = await self._viewers.names(principal, asked.conversation)
             mine = asked.conversation if asked.conversation in names.own else None
             if mine is None and asked.choose:
                 mine = self._chosen([id for id in names.own if id in shared.snapshot.open])
@@ -212,7 +212,7 @@ class DashboardFeed:
             made, cost = await asyncio.to_thread(self._timed_tree)
             picture = made
             self._pictured_at = self._clock()
-            self._tree_every_s = min(MAX_TREE_S, max(TREE_S, cost / self._share))
+            self._tree_every_s = min(MAX_TREE_S, max(TREE_S, 2 * cost / self._share))
         if picture is not self._picture:
             self._pictured_number = shared.number
             if picture != self._picture:

@@ -189,7 +189,8 @@ function pointAt(event) {
   if (kind === FREE || live.replay) return;
   asking = setTimeout(async () => {
     const found = await server.block(block).catch(() => null);
-    if (!found || pointed !== block) return;
+    if (pointed !== block) return;
+    if (!found) { pointed = -1; return; } // asked again when the pointer moves
     const parts = [known];
     parts.push(found.kind === "instructions" ? "@@dash.instructions@@" : found.kind === "branch" ? "@@dash.branch@@" : documentName(found.documents, found.hidden));
     if (found.page) parts.push(say("@@dash.page@@", { page: found.page }));

@@ -14,8 +14,8 @@ from app.principal import Principal
 if TYPE_CHECKING:
     from app.runtime import Runtime
 
-#: How long a viewer's list of documents and conversations is good for; longer while the pool does not change,
-#: because then nothing is told that was not told before.
+#: How long a viewer's list of documents and conversations is good for; longer while nothing is written to the
+#: database, because then there is nothing else to find.
 NAMES_S, STILL_S = 5.0, 60.0
 #: So many conversations that are not the viewer's are looked up in that time, no more.
 MAX_FOREIGN = 20
@@ -31,8 +31,8 @@ class Names:
     at: float
     own: Mapping[str, str]
     titles: Mapping[str, str]
-    #: The look at the pool (`Shared.number`) for which they were looked up.
-    look: int = -1
+    #: `Store.commits` before they were looked up.
+    commits: int
     #: Conversations that were asked for and are not the viewer's.
     foreign: set[str] = field(default_factory=set)
 
@@ -44,17 +44,17 @@ class Viewers:
         self._runtime = runtime
         self._known: OrderedDict[str, Names] = OrderedDict()
 
-    async def names(self, principal: Principal | None, conversation: str = "", look: int = -1) -> Names:
+    async def names(self, principal: Principal | None, conversation: str = "") -> Names:
         """Nobody in particular may see the scripted readers of a demonstration and what everybody may read.
 
-        `conversation` is looked up by itself where it is not among the viewer's last ones. `look`: the number
-        of the look at the pool that is to be told with them.
+        `conversation` is looked up by itself where it is not among the viewer's last ones.
         """
         key = principal.id if principal is not None else ""
         found = self._known.get(key)
         age = time.monotonic() - found.at if found is not None else 0.0
-        if found is None or age > STILL_S or (age > NAMES_S and (look < 0 or look != found.look)):
-            found = await self._look_up(principal, look)
+        commits = self._runtime.store.commits
+        if found is None or age > STILL_S or (age > NAMES_S and commits != found.commits):
+            found = await self._look_up(principal, commits)
             self._keep(key, found)
         scripted = self._runtime.demo.conversations(found.titles)
         if (
@@ -80,10 +80,10 @@ class Viewers:
         while len(self._known) > MAX_VIEWERS:
             self._known.popitem(last=False)
 
-    async def _look_up(self, principal: Principal | None, look: int) -> Names:
+    async def _look_up(self, principal: Principal | None, commits: int) -> Names:
         runtime, own = self._runtime, {}
         if principal is not None:
             talks = await runtime.store.conversations(principal)
             own = {talk.id: talk.title or "Untitled" for talk in talks}
         documents = await runtime.knowledge.documents(principal if principal is not None else NOBODY)
-        return Names(time.monotonic(), own, {view.id: view.title for view in documents}, look)
+        return Names(time.monotonic(), own, {view.id: view.title for view in documents}, commits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, HTTPException, Request
-from starlette.responses import Response
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access import from_this_machine
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
 
 FEED = "/api/memory/feed"
 #: Answers are one viewer's own: no cache on the way may keep them.
-_PRIVATE = "private, no-store"
+_HEADERS = (
+    (b"cache-control", b"private, no-store"), (b"vary", b"cookie, accept-encoding"),
+    (b"x-content-type-options", b"nosniff"),
+)  # fmt: skip
+_JSON, _GZIP = (b"content-type", b"application/json"), (b"content-encoding", b"gzip")
 
 
 class FeedMiddleware:
     """`GET /api/memory/feed`: one update for the person whose cookie this is; 204 where nothing is new.
 
     Every open page comes by once a second, so it stands in front of the layers and of the router that the
-    other doors need: it takes no body, changes nothing, and decides for itself who may pass.
+    other doors need, log and page headers included: it takes no body, changes nothing, shows no page, and
+    decides for itself who may pass.
     """
 
     def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
@@ -40,26 +45,33 @@ class FeedMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] != FEED or scope["method"] != "GET":
             await self._app(scope, receive, send)
-        else:
-            await (await self._answer(Request(scope)))(scope, receive, send)
-
-    async def _answer(self, request: Request) -> Response:
-        runtime, headers = self._runtime, {"cache-control": _PRIVATE, "vary": "cookie, accept-encoding"}
+            return
+        headers = Headers(scope=scope)
         try:
-            principal = runtime.principal(request.headers)
-            if not runtime.settings.open_to_all:
-                await runtime.accounts.note_seen(request.headers)
-            parts = await runtime.dashboard.answer(principal, Asked.of(request.query_params))
+            principal = self._runtime.principal(headers)
+            if not self._runtime.settings.open_to_all:
+                await self._runtime.accounts.note_seen(headers)
+            asked = Asked.of(QueryParams(scope["query_string"]))
+            parts = await self._runtime.dashboard.answer(principal, asked)
         except AppError as error:
-            return as_response(error)
+            await as_response(error)(scope, receive, send)
         except EngineError as error:  # the engine stops or fails in between
-            return Response(str(error), 503, headers)
-        if not parts:
-            return Response(status_code=204, headers=headers)
-        if "gzip" not in request.headers.get("accept-encoding", ""):
-            return Response(wire.plain(parts), 200, headers, "application/json")
-        headers["content-encoding"] = "gzip"
-        return Response(runtime.dashboard.gzipped(parts), 200, headers, "application/json")
+            await _send(send, 503, str(error).encode(), (b"content-type", b"text/plain; charset=utf-8"))
+        else:
+            if not parts:
+                await _send(send, 204)
+            elif "gzip" in headers.get("accept-encoding", ""):
+                await _send(send, 200, self._runtime.dashboard.gzipped(parts), _JSON, _GZIP)
+            else:
+                await _send(send, 200, wire.plain(parts), _JSON)
+
+
+async def _send(send: Send, status: int, body: bytes = b"", *more: tuple[bytes, bytes]) -> None:
+    head = [*_HEADERS, *more]
+    if body:
+        head.append((b"content-length", str(len(body)).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 def dashboard_router(runtime: Runtime) -> APIRouter:

@@ -32,7 +32,7 @@ MAX_EVENTS, FLASH_S = 400, 2.5
 #: How old an update may be: the page asks once or twice a second.
 LOOK_S = 0.5
 #: Looking may take at most this share of a core: a pool that is dear to look at is looked at less often.
-LOOK_SHARE, MAX_LOOK_S = 0.004, 2.0
+LOOK_SHARE, MAX_LOOK_S = 0.003, 2.0
 HISTORY_S = 5.0
 #: Maps that a viewer may still have, to be told only the difference.
 KEPT_MAPS = 6
@@ -163,14 +163,15 @@ class Looks:
         `map`: `packed`, and `from` (the key of the map that it is to be XORed with) where it is a difference.
         """
         base = next(((key, cells) for key, cells in reversed(self._maps) if key in have), None)
-        if base is None or len(base[1]) != len(shared.cells):
-            name, value = "", {"packed": packed(shared.cells)}
-        else:
-            name = base[0]
-            change = np.frombuffer(base[1], np.uint8) ^ np.frombuffer(shared.cells, np.uint8)
-            value = {"packed": "" if name == shared.map_key else packed(change.tobytes()), "from": name}
+        if base is not None and len(base[1]) != len(shared.cells):
+            base = None
+        name = "" if base is None else base[0]
         found = self._map_parts.get(f"{shared.map_key}<{name}")
         if found is None:
+            value = {"packed": packed(shared.cells)}
+            if base is not None:
+                change = np.frombuffer(base[1], np.uint8) ^ np.frombuffer(shared.cells, np.uint8)
+                value = {"packed": "" if name == shared.map_key else packed(change.tobytes()), "from": name}
             found = self._map_parts[f"{shared.map_key}<{name}"] = part(shared.map_key, {"map": value})
         return found
 

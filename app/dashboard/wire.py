@@ -29,9 +29,14 @@ class Part:
     deflated: bytes
 
 
-def _deflated(text: bytes, last: bool = False) -> bytes:
+def _deflated(text: bytes) -> bytes:
     packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return packer.compress(text) + packer.flush(zlib.Z_FINISH if last else zlib.Z_FULL_FLUSH)
+    return packer.compress(text) + packer.flush(zlib.Z_FULL_FLUSH)
+
+
+def _stored(text: bytes, last: bool = False) -> bytes:
+    """A few bytes as they are: making a packer for them costs more than all the rest of an update."""
+    return struct.pack("<BHH", last, len(text), len(text) ^ 0xFFFF) + text
 
 
 def members(value: dict[str, Any]) -> bytes:
@@ -60,7 +65,7 @@ def gzipped(parts: Sequence[Part]) -> bytes:
     """The same as a gzip stream."""
     head, tail = _ends(parts)
     text = plain(parts)
-    body = [_HEADER, _deflated(head), *(p.deflated for p in parts), _deflated(tail, last=True)]
+    body = [_HEADER, _stored(head), *(p.deflated for p in parts), _stored(tail, last=True)]
     return b"".join([*body, struct.pack("<II", zlib.crc32(text), len(text) & 0xFFFFFFFF)])
 
 

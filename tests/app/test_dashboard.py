@@ -13,12 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from app.dashboard import page, wire
 from app.dashboard.block import place_of
 from app.dashboard.feed import Asked, DashboardFeed
+from app.dashboard.names import Viewers
+from app.dashboard.routes import FEED
 from app.dashboard.shared import LOOK_S, Shared, cells_of, flashes, packed
 from app.dashboard.tables import MAX_OTHERS, all_rows, document_label, table
 from app.pages.build import build_demo
@@ -154,7 +157,7 @@ async def test_whatever_a_browser_sends_gets_an_update(runtime: Runtime, query: 
 async def test_events_carry_their_numbers(runtime: Runtime, engine: SmallEngine) -> None:
     """A page flashes those above the number that it has seen: each once."""
     ann, _ = runtime.signer.issue()
-    feed = DashboardFeed(runtime)
+    feed = DashboardFeed(runtime, share=1.0)
     before = await feed.read(ann, Asked())
     assert before["flash"] == {"published": [], "copied": []}, "what was before the first look is not told"
     await ask(runtime, ann, "When does the bakery open?")
@@ -169,7 +172,7 @@ async def test_only_what_is_new_is_sent_and_adds_up_to_the_whole(
     runtime: Runtime, engine: SmallEngine
 ) -> None:
     ann, _ = runtime.signer.issue()
-    feed = DashboardFeed(runtime)
+    feed = DashboardFeed(runtime, share=1.0)
     first = await feed.answer(ann, Asked.everything())
     have = frozenset(part.key for part in first)
     assert await feed.answer(ann, replace(Asked.everything(), have=have)) == []
@@ -189,6 +192,40 @@ async def test_only_what_is_new_is_sent_and_adds_up_to_the_whole(
     whole = wire.merged(unknown)["map"]
     assert "from" not in whole
     assert zlib.decompress(base64.b64decode(whole["packed"])) == shared.cells
+
+
+async def test_the_door_that_pages_poll(
+    runtime: Runtime, engine: SmallEngine, client: httpx.AsyncClient
+) -> None:
+    assert (await client.get(FEED)).status_code == 401
+    _, cookie = runtime.signer.issue()
+    client.cookies.set(runtime.signer.name, cookie)
+    packed = await client.get(FEED, params={"want": "hp"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.headers["cache-control"] == "private, no-store"
+    assert packed.headers["x-content-type-options"] == "nosniff"
+    plain = await client.get(FEED, params={"want": "hp"}, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert int(plain.headers["content-length"]) == len(plain.content)
+    assert plain.json()["map"] == packed.json()["map"]
+    have = [key for key in plain.json()["keys"] if key[0] != "f"]
+    later = await client.get(FEED, params={"want": "hp", "have": "_".join(have)})
+    assert "map" not in later.json()
+    assert not set(later.json()["keys"]) & set(have)
+
+
+async def test_names_are_looked_up_again_only_after_something_was_written(
+    runtime: Runtime, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, _ = runtime.signer.issue()
+    viewers = Viewers(runtime)
+    assert not (await viewers.names(ann)).own
+    monkeypatch.setattr("app.dashboard.names.NAMES_S", 0.0)
+    first, commits = await viewers.names(ann), runtime.store.commits
+    assert await viewers.names(ann) is first or runtime.store.commits > commits
+    talk = await runtime.store.create(ann, "Bread")
+    await runtime.store.add_message(ann, talk.id, None, "user", "When does the bakery open?")
+    assert (await viewers.names(ann)).own == {talk.id: "Bread"}
 
 
 async def test_one_look_serves_all_viewers(runtime: Runtime, engine: SmallEngine) -> None:
