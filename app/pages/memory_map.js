@@ -126,6 +126,7 @@ function show() {
     sessionStorage.removeItem("coread.read");
     trigger("ready", { conversation: restore, read });
     restore = "";
+    canvas.dataset.asked = stage; // for tests
   }
   $("seeding").hidden = !engine.seeding;
   text("seeding", say("@@panel.seeding@@", { detail: engine.detail }));

@@ -3,17 +3,19 @@ everything else, the HTTP server and the browser included, is real."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from app.pages.build import build_demo
 from app.runtime import Runtime
@@ -22,11 +24,19 @@ from app.settings import load_settings
 from tests.app.conftest import FakeParts, two_sample_documents
 from tests.app.fakes import FakeEngine
 
-CHROMIUM = shutil.which("chromium")
+#: As `scripts/find_chromium.sh` finds it.
+CHROMIUM = os.environ.get("COREAD_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+
+SETUP_TOKEN = "the-token"
+#: How long a browser may take for anything: a busy machine is slow, and slow is not wrong.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 
 __all__ = ["two_sample_documents"]
 
@@ -44,10 +54,13 @@ def nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COREAD_REFUSE_UNANSWERABLE", "false")
 
 
-@pytest.fixture
-def served(tmp_path: Path, two_sample_documents: None) -> Iterator[Served]:
-    engine = FakeEngine()
-    runtime = Runtime(load_settings(data_dir=tmp_path / "data", port=0), FakeParts(engine))
+@contextmanager
+def serving(runtime: Runtime) -> Iterator[str]:
+    """A server over `runtime` on a port of its own; its address. All browser tests are served by it.
+
+    The sample documents have been read by then: pages fill their lists once more when that happens, which
+    would come between what a test writes into them and what it does next.
+    """
     listener = bind("127.0.0.1", 0)
     runtime.open()
     config = uvicorn.Config(
@@ -56,10 +69,41 @@ def served(tmp_path: Path, two_sample_documents: None) -> Iterator[Served]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", runtime, engine)
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
+    try:
+        assert wait_until(lambda: runtime.ready and not runtime.status()["seeding"], 120), runtime.detail
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path, two_sample_documents: None) -> Iterator[Served]:
+    """Open to all who come by."""
+    engine = FakeEngine()
+    runtime = Runtime(load_settings(data_dir=tmp_path / "data", port=0), FakeParts(engine))
+    with serving(runtime) as url:
+        yield Served(url, runtime, engine)
+
+
+@pytest.fixture
+def with_accounts(
+    tmp_path: Path, two_sample_documents: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    """For people with accounts; nobody has one yet (`set_up`)."""
+    monkeypatch.setenv("COREAD_SETUP_TOKEN", SETUP_TOKEN)
+    engine = FakeEngine()
+    settings = load_settings(data_dir=tmp_path / "data", port=0, access="accounts")
+    runtime = Runtime(settings, FakeParts(engine))
+    with serving(runtime) as url:
+        yield Served(url, runtime, engine)
+
+
+async def set_up(page: Page, served: Served) -> None:
+    """Open the page on which the first account is made."""
+    await page.goto(served.url)
+    await page.wait_for_url("**/set-up")
 
 
 @pytest.fixture
@@ -77,6 +121,7 @@ class Person:
 
     def __init__(self, context: BrowserContext, page: Page, url: str) -> None:
         self.context, self.page, self.url = context, page, url
+        context.set_default_timeout(PATIENCE_MS)
         self.dialogs: list[str] = []
         self.remote: list[str] = []
         self.errors: list[str] = []
@@ -91,16 +136,22 @@ class Person:
     @classmethod
     async def enter(cls, browser: Browser, url: str) -> Person:
         context = await browser.new_context(viewport={"width": 1400, "height": 900})
-        context.set_default_timeout(60_000)
         person = cls(context, await context.new_page(), url)
         await person.load()
         return person
 
     async def load(self) -> None:
         await self.page.goto(self.url)
-        await self.page.wait_for_function(
-            "document.querySelector('#cr-memory canvas')?.dataset.total", timeout=90_000
-        )
+        await self.there()
+
+    async def there(self) -> None:
+        """The chat page has all its components, and its lists are asked for."""
+        for part in (
+            "#cr-memory canvas[data-asked=seeded][data-total]",
+            "[data-cr=sheet]",
+            "#cr-ask textarea",
+        ):
+            await self.page.locator(part).wait_for(state="attached")
 
     async def ask(self, question: str) -> None:
         box = self.page.locator("#cr-ask textarea")
@@ -110,10 +161,11 @@ class Person:
     async def sidebar(self) -> None:
         """Open the sidebar; it stays open."""
         await self.page.locator(".toggle-button").first.click()
+        await expect(self.page.locator(".sidebar").first).to_have_class(re.compile(r"\bopen\b"))
 
     async def add(self, file: Path) -> None:
         """Add a document through the open sidebar and wait until it is ready."""
-        if not await self.page.locator("#cr-upload").is_visible():
+        if not await self.page.locator("#cr-upload").is_visible():  # folded away
             await self.page.get_by_role("button", name="Your own documents").click()
         await self.page.locator("#cr-upload input[type=file]").set_input_files(str(file))
         await self.page.get_by_text(re.compile(r"ready, \d+ passage")).first.wait_for()

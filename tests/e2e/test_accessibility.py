@@ -20,7 +20,12 @@ GRADIO: frozenset[tuple[str, str]] = frozenset()
 
 
 async def findings(page: Page) -> list[str]:
-    """One line for each serious or critical finding on the page as it stands."""
+    """One line for each serious or critical finding on the page as it stands, once nothing moves: half faded
+    in, every text has too little contrast."""
+    await page.wait_for_function(
+        "document.getAnimations().every(a => a.playState !== 'running'"
+        " || a.effect.getComputedTiming().endTime === Infinity)"
+    )
     results = (await Axe().run(page)).response
     assert results["passes"], "axe looked at nothing"
     return [

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Locator, Page, expect
 
 from app.dashboard.recording import packaged
 from app.demo import Demo, Pace
-from app.pages.build import build_demo
 from app.runtime import Runtime
-from app.server import bind, create_app
 from app.settings import load_settings
 from tests.app.conftest import FakeParts
 from tests.app.small_engine import SmallEngine
-from tests.e2e.conftest import Person
+from tests.e2e.conftest import Person, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 HOSTILE = (
@@ -32,24 +29,13 @@ def server(tmp_path: Path, two_sample_documents: None, request: pytest.FixtureRe
     parts = FakeParts(SmallEngine(blocks, threaded=True, pause_s=0.002))  # type: ignore[arg-type]
     runtime = Runtime(load_settings(data_dir=tmp_path / "data", port=0, answer_tokens=48), parts)
     runtime.demo = Demo(runtime, Pace(between_s=0.2, reads_s=3.0))
-    listener = bind("127.0.0.1", 0)
-    runtime.open()
-    served = uvicorn.Server(
-        uvicorn.Config(
-            create_app(runtime, build_demo(runtime)), log_level="warning", timeout_graceful_shutdown=1
-        )
-    )
-    thread = threading.Thread(target=served.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    served.should_exit = True
-    thread.join(20)
-    listener.close()
+    with serving(runtime) as url:
+        yield url
 
 
 async def drawn(page: Page, url: str) -> None:
     await page.goto(f"{url}/memory")
-    await page.wait_for_function("document.querySelector('[data-cd=map]')?.dataset.total", timeout=90_000)
+    await page.wait_for_function("document.querySelector('[data-cd=map]')?.dataset.total")
 
 
 #: What a person's going back to live leaves behind: no recording starts by itself.
@@ -65,8 +51,8 @@ async def enter(browser: Browser, url: str, *, live: bool = True) -> Person:
     return person
 
 
-async def text(page: Page, name: str) -> str:
-    return await page.locator(f"[data-cd={name}]").text_content() or ""
+def part(page: Page, name: str) -> Locator:
+    return page.locator(f"[data-cd={name}]")
 
 
 async def test_the_demonstration_fills_shares_copies_and_drains(server: str, browser: Browser) -> None:
@@ -74,25 +60,19 @@ async def test_the_demonstration_fills_shares_copies_and_drains(server: str, bro
     page = ann.page
     queued: list[str] = []
     page.on("request", lambda request: queued.append(request.url) if "/queue/" in request.url else None)
-    assert "600 blocks" in await text(page, "twin")
+    await expect(part(page, "twin")).to_contain_text("600 blocks")
     await page.get_by_role("button", name="Start the demonstration").click()
     await page.wait_for_function("Number(document.querySelector('[data-cd=map]').dataset.shared) > 5")
     await page.wait_for_function("document.querySelector('[data-cd=pages]').dataset.tables > 0")
-    assert "Scripted reader" in await text(page, "rows")
-    await page.wait_for_function(
-        "/lighthouse|bakery/.test(document.querySelector('[data-cd=tree-twin]').textContent)"
-    )
-    box = await page.locator("[data-cd=map]").bounding_box()
-    assert box is not None
-    await page.mouse.move(box["x"] + 4, box["y"] + 4)
-    await page.wait_for_function(
-        "document.querySelector('[data-cd=hover]').textContent.includes('tokens 0 to')"
-    )
-    assert "instructions" in await text(page, "hover")
+    await expect(part(page, "rows")).to_contain_text("Scripted reader")
+    await expect(part(page, "tree-twin")).to_contain_text(re.compile("lighthouse|bakery"))
+    await part(page, "map").hover(position={"x": 4, "y": 4})
+    await expect(part(page, "hover")).to_contain_text("tokens 0 to")
+    await expect(part(page, "hover")).to_contain_text("instructions")
     await page.get_by_role("button", name="Running now").click()
-    assert "Running now" in await text(page, "twin")
-    await page.get_by_role("button", name="Start the demonstration").wait_for(timeout=60_000)
-    await page.wait_for_function("document.querySelector('[data-cd=twin]').textContent.includes(', 0 held')")
+    await expect(part(page, "twin")).to_contain_text("Running now")
+    await page.get_by_role("button", name="Start the demonstration").wait_for()
+    await expect(part(page, "twin")).to_contain_text(", 0 held")
     assert queued == [], "watching is no event of Gradio's queue"
     ann.assert_unharmed()
 
@@ -107,19 +87,15 @@ async def test_a_hostile_title_is_only_shown(server: str, browser: Browser, tmp_
     await ann.ask("Is the zebra striped? ${window.ran=1}<img src=x onerror=window.ran=1>")
     await ann.answered()
     await drawn(ann.page, server)
-    await ann.page.wait_for_function(
-        "document.querySelector('[data-cd=tree-twin]').textContent.includes('${window.ran=1}')"
-    )
-    assert "<img" in await text(ann.page, "rows")
+    await expect(part(ann.page, "tree-twin")).to_contain_text("${window.ran=1}")
+    await expect(part(ann.page, "rows")).to_contain_text("<img")
     assert await ann.page.evaluate("window.ran") is None
     ann.assert_unharmed()
 
 
 async def replayed(page: Page) -> None:
     await page.get_by_text("Recording, not live").wait_for()
-    await page.wait_for_function(
-        "Number(document.querySelector('[data-cd=map]').dataset.shared) > 20", timeout=60_000
-    )
+    await page.wait_for_function("Number(document.querySelector('[data-cd=map]').dataset.shared) > 20")
 
 
 @pytest.mark.parametrize("kind", sorted(packaged()))
@@ -128,22 +104,20 @@ async def test_a_recording_is_labelled_as_one(server: str, browser: Browser, kin
     await ann.page.locator(f"[data-cd=replay-{kind}]").click()
     await replayed(ann.page)
     await ann.page.get_by_role("button", name="Back to live").click()
-    await ann.page.wait_for_function("document.querySelector('[data-cd=map]').dataset.total === '600'")
-    assert not await ann.page.get_by_text("Recording, not live").is_visible()
+    await expect(part(ann.page, "map")).to_have_attribute("data-total", "600")
+    await expect(ann.page.get_by_text("Recording, not live")).to_be_hidden()
     ann.assert_unharmed()
 
 
 async def test_a_recording_plays_only_while_nobody_reads(server: str, browser: Browser) -> None:
     ann = await enter(browser, server, live=False)
     await replayed(ann.page)
-    assert await ann.page.get_attribute("[data-cd=map]", "data-total") != "600"
+    await expect(part(ann.page, "map")).not_to_have_attribute("data-total", "600")
     await ann.page.get_by_text("because nobody is reading").wait_for()
     bob = await enter(browser, server)
     await bob.page.get_by_role("button", name="Start the demonstration").click()
-    await ann.page.wait_for_function(
-        "document.querySelector('[data-cd=map]').dataset.total === '600'", timeout=60_000
-    )
-    assert not await ann.page.get_by_text("Recording, not live").is_visible()
+    await expect(part(ann.page, "map")).to_have_attribute("data-total", "600")
+    await expect(ann.page.get_by_text("Recording, not live")).to_be_hidden()
     ann.assert_unharmed()
 
 
@@ -159,15 +133,14 @@ async def test_small_and_large_pools_fit_phones_and_screens(
     person = Person(context, await context.new_page(), server)
     await drawn(person.page, server)
     blocks = request.node.callspec.params["server"]
-    assert await person.page.get_attribute("[data-cd=map]", "data-total") == str(blocks)
+    await expect(part(person.page, "map")).to_have_attribute("data-total", str(blocks))
+    fits = "document.documentElement.scrollWidth <= innerWidth"
     if blocks > 512:  # most of it is free, so the part in use is enlarged and a strip shows the rest
-        assert await person.page.locator("[data-cd=strip]").is_visible()
-        assert await person.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        await expect(part(person.page, "strip")).to_be_visible()
+        await person.page.wait_for_function(fits)
         await person.page.get_by_role("button", name="Show the whole pool").click()
-    await person.page.wait_for_function(
-        f"document.querySelector('[data-cd=map]').dataset.shown === '{blocks}'"
-    )
-    assert await person.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    await expect(part(person.page, "map")).to_have_attribute("data-shown", str(blocks))
+    await person.page.wait_for_function(fits)
     cells = await person.page.evaluate(
         "(c => [c.width, c.height, c.clientWidth <= c.parentElement.clientWidth])"
         "(document.querySelector('[data-cd=map]'))"

@@ -32,7 +32,7 @@ async def test_nothing_is_wider_than_a_phone(served: Served, browser: Browser, t
     await ann.page.get_by_text("收據 ·").wait_for()
     await ann.page.get_by_text("收據 ·").click()
     await ann.page.get_by_text("取自共用記憶").wait_for()
-    assert await ann.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    await ann.page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
     wide = await ann.page.evaluate(
         "[...document.querySelectorAll('#cr-chat .message, #cr-chat a')]"
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.textContent.slice(0, 40))"
