@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+#: The hostile kind that would have the text of a file of the server's behind `IN_FRONT`.
+NAMES_A_FILE, IN_FRONT = "entity that names a file", "words"
 _WORDS = "The ferry Kittiwake leaves the north quay at seven, calls at the lighthouse and carries 32 cars. "
 
 
@@ -62,9 +64,12 @@ def harmful() -> Mapping[str, Callable[[], tuple[str, bytes]]]:
         ),
         "entities that expand": lambda: ("laughs.docx", docx(_paragraph("&i;"), prolog=_laughs())),
         "entities in a workbook": lambda: ("laughs.xlsx", xlsx([["&i;"]], prolog=_laughs())),
-        "entity that names a file": lambda: (
+        NAMES_A_FILE: lambda: (
             "outside.docx",
-            docx(_paragraph("words &f;"), prolog='<!DOCTYPE d [<!ENTITY f SYSTEM "file:///etc/hostname">]>'),
+            docx(
+                _paragraph(f"{IN_FRONT} &f;"),
+                prolog='<!DOCTYPE d [<!ENTITY f SYSTEM "file:///etc/hostname">]>',
+            ),
         ),
         "DOCX nested 50,000 deep": lambda: (
             "deep.docx",

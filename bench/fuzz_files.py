@@ -2,9 +2,9 @@
 
 Each file goes through the library that serves, child process and all, with an embedder of hashed words. What
 counts as a fault: a file that is neither ready nor failed with a reason; "internal", which is what an error
-that nobody foresaw becomes; a ready document without text, passages or whole sections; a failed one of which
-anything can be read or found; a file that takes longer than the clock of one job allows; stores that
-disagree at the end.
+that nobody foresaw becomes; a ready document without text, passages or whole sections, or with text of a file
+of the server's own; a failed one of which anything can be read or found; a file that takes longer than the
+clock of one job allows; stores that disagree at the end.
 
 The files are the same for the same `--seed`: every hostile one (`bench/fuzz_corpus.py`) once, the rest sound
 ones that were truncated, flipped, overwritten, spliced, doubled or renamed.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.fuzz_corpus import harmful, sound
+from bench.fuzz_corpus import IN_FRONT, NAMES_A_FILE, harmful, sound
 from bench.word_embedder import WordEmbedder
 from rag.errors import DuplicateDocument, NotFound, UploadRefused
 from rag.library import Library
@@ -51,6 +51,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """What became of it: "ready", "refused", "duplicate", "hangs", or the reason why it failed."""
+
     kind: str
     name: str
     size: int
@@ -123,7 +125,7 @@ def upload(library: Library, case: Case, limits: Limits) -> Outcome:
     except TimeoutError:
         return outcome("hangs", "neither ready nor failed")
     if info.status == "ready":
-        return outcome("ready", *_ready_faults(library, id), passages=info.passages)
+        return outcome("ready", *_ready_faults(library, id, case), passages=info.passages)
     faults = [] if info.reason in REASONS and info.message else [f"failed with {info.reason!r}"]
     if info.version or info.passages:
         faults.append("failed and half there")
@@ -135,13 +137,15 @@ def upload(library: Library, case: Case, limits: Limits) -> Outcome:
     return outcome(str(info.reason), *faults)
 
 
-def _ready_faults(library: Library, id: str) -> list[str]:
+def _ready_faults(library: Library, id: str, case: Case) -> list[str]:
     document, info = library.document(id, READABLE), library.info(id, READABLE)
     faults: list[str] = []
     if not document.text.strip() or not info.passages:
         faults.append("ready and empty")
     if "\0" in document.text or document.text.count("\ufffd") > 0.01 * len(document.text) + 1:
         faults.append("ready and undecoded")
+    if case.kind == NAMES_A_FILE and document.text.strip() != IN_FRONT:
+        faults.append("ready with what another file holds")
     ends = [0, *(section.end for section in document.sections)]
     starts = [*(section.start for section in document.sections), len(document.text)]
     if ends != starts:
@@ -182,6 +186,7 @@ def run(folder: Path, files: int, seed: int = 1, limits: Limits | None = None) -
 
 
 def main() -> None:
+    """The command; exit status 1 where there was a fault."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.fuzz_corpus import harmful, sound
+from bench.fuzz_corpus import NAMES_A_FILE, harmful, sound
 from bench.fuzz_files import Case, cases, run, upload
 from bench.word_embedder import WordEmbedder
 from rag.library import Library
@@ -36,16 +36,17 @@ def test_sound_files_are_ready(tmp_path: Path) -> None:
     library.close(all=True)
 
 
-@pytest.mark.parametrize("what", ["unforeseen", "empty"])
+@pytest.mark.parametrize("what", ["unforeseen", "empty", NAMES_A_FILE])
 def test_the_check_sees_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """An error that nobody foresaw, and a document that is ready with nothing in it."""
+    """An error that nobody foresaw, a document that is ready with nothing in it, and one with more in it than
+    was uploaded."""
     library = Library.open(tmp_path / "data", WordEmbedder())
     library.create_collection("Fuzz", "fuzz", "fuzz")
     if what == "unforeseen":
         monkeypatch.setattr("rag.ingest.split_sections", lambda parsed: 1 // 0)
-    else:
+    elif what == "empty":
         monkeypatch.setattr("rag.library.Library.document", lambda *a: _Nothing())
-    outcome = upload(library, Case("sound", "a.md", b"# Words\n\nSome words."), Limits())
+    outcome = upload(library, Case(what, "a.md", b"# Words\n\nSome words."), Limits())
     assert outcome.faults
     library.close(all=True)
 
