@@ -99,7 +99,7 @@ def _line(goal: Goal, rows: Rows) -> Line | None:
         if ours is None or not measured:
             continue
         better: Callable[..., str] = max if goal.higher else min
-        rival = better(measured, key=lambda name: measured[name])
+        rival = better(measured, key=measured.__getitem__)
         theirs = measured[rival]
         found.append((ours / theirs if goal.higher else theirs / ours, ours, rival, theirs))
     if not found:
@@ -218,6 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "utf-8",
     )
     print("\n" + table(result))
+    shown = {line.title for line in result}
+    if missing := [goal.title for goal in GOALS if goal.title not in shown]:
+        print("\nWithout a figure, as a pass was not run or a request failed: " + "; ".join(missing))
 
 
 if __name__ == "__main__":
