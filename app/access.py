@@ -55,10 +55,28 @@ def known_host(headers: Mapping[str, str], allowed_hosts: Sequence[str] = ()) ->
         return False
 
 
+def cross_site(headers: Mapping[str, str]) -> bool:
+    """True for a request that a page of another site made a browser send.
+
+    Browsers state it in `Sec-Fetch-Site`; older ones only in `Origin`, which then must name this host.
+    Programs send neither.
+    """
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+    except ValueError:  # malformed
+        return True
+
+
 def from_this_machine(caller: Caller, allowed_hosts: Sequence[str] = ()) -> bool:
-    """True where the caller is a program on this machine and not a web page that a browser was lured to."""
-    client = getattr(caller, "client", None)
-    return is_loopback(client.host if client else "") and known_host(caller.headers, allowed_hosts)
+    """True where the caller is a program on this machine and not a web page that a browser was lured to: not
+    of another site, and not of another port of this machine, where anything may be served."""
+    client, headers = getattr(caller, "client", None), caller.headers
+    local = is_loopback(client.host if client else "")
+    return local and known_host(headers, allowed_hosts) and not cross_site(headers)
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:

@@ -15,6 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from app import account_html as view
 from app import render
 from app.access import require_administrator
+from app.addresses import client_address
 from app.errors import AppError, NotAllowed, NotFoundHere
 from app.gate import MAX_FORM, form_fields, read_body
 from app.pages import words
@@ -64,7 +65,7 @@ class AccountPages:
     async def _enter(self, request: Request, fields: dict[str, str]) -> Response:
         name, password = fields.get("name", ""), fields.get("password", "")
         agent = request.headers.get("user-agent", "unknown")
-        token = await self._runtime.accounts.sign_in(name, password, _address(request), agent)
+        token = await self._runtime.accounts.sign_in(name, password, client_address(request), agent)
         response = RedirectResponse("/", 303, {"cache-control": "no-store"})
         response.raw_headers.append((b"set-cookie", self._cookie(request, token).encode()))
         return response
@@ -85,7 +86,9 @@ class AccountPages:
         self._only_accounts()
         name, password = fields.get("name", ""), fields.get("password", "")
         try:
-            await self._runtime.accounts.set_up(fields.get("token", ""), name, password, _address(request))
+            await self._runtime.accounts.set_up(
+                fields.get("token", ""), name, password, client_address(request)
+            )
             return await self._enter(request, fields)
         except AppError as error:
             return self._entry(request, "set_up", error)
@@ -198,7 +201,7 @@ class AccountPages:
         principal = self._signed_in(request)
         here = self._runtime.accounts.session(request.headers)
         await self._runtime.accounts.change_password(
-            principal.id, fields.get("present", ""), fields.get("password", ""), _address(request),
+            principal.id, fields.get("present", ""), fields.get("password", ""), client_address(request),
             here.id if here else None,
         )  # fmt: skip
         return await self.profile(request, words.of(request.headers)("account.changed"))
@@ -253,10 +256,6 @@ class AccountPages:
         await self._runtime.accounts.set_password(named[0].id, fields.get("password", ""))
         said = words.of(request.headers)("account.reset", name=named[0].name)
         return await self.people(request, said)
-
-
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _with_retry(response: Response, error: AppError) -> Response:

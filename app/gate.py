@@ -10,19 +10,18 @@ a principal, routes that the page does not need are closed, and a session hash b
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import OrderedDict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access import Door, bearer, from_this_machine, known_host
+from app.access import Door, bearer, cross_site, from_this_machine, known_host
+from app.addresses import client_address
 from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany, UploadRefused
 from app.http_errors import as_response
 from app.limits import KEPT_FREE_BYTES
@@ -55,6 +54,8 @@ _MAX_HASHES, _MAX_HASHES_EACH, _NEW_HASHES_AN_HOUR = 100_000, 500, 500
 #: What a page sends with an event: a question at most, never a file.
 _MAX_JSON = 2**20
 MAX_FORM = 16_384
+#: All that one person's pages ask for: some dozens of tabs that are in use.
+REQUESTS_A_MINUTE = 1_200
 
 
 def _path(request: Request) -> str:
@@ -78,19 +79,6 @@ def is_open(path: str) -> bool:
     """False for a route of Gradio's that the page does not need."""
     route = gradio_route(path)
     return route in OPEN_ROUTES if route is not None else not _under(path, CLOSED)
-
-
-def cross_site(headers: Headers) -> bool:
-    """True for a request that a page of another site made a browser send.
-
-    Browsers state it in `Sec-Fetch-Site`; older ones only in `Origin`, which then must name this host.
-    Programs send neither.
-    """
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in ("same-origin", "none")
-    origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
 
 
 class SessionHashes:
@@ -143,6 +131,7 @@ class GateMiddleware:
         self._visitors = Rate(600, 3600.0)  # new identities from one address
         self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
         self._upload_ids = Rate(400, 3600.0)  # two requests for each file
+        self._requests = Rate(REQUESTS_A_MINUTE, 60.0)
         #: Events of one page's queue; each may run as long as an answer does.
         self._events = Rate(240, 60.0)
 
@@ -197,6 +186,8 @@ class GateMiddleware:
         principal = self._runtime.principal(headers)
         if not settings.open_to_all:
             await self._runtime.accounts.note_seen(headers)
+        if wait := self._requests.take(principal.id):
+            raise TooMany("Too much is asked for at a time.", wait)
         held.enter_context(self._open.one_more(principal.id))
         return None, await self._gradio(request, receive, principal, held)
 
@@ -229,7 +220,7 @@ class GateMiddleware:
         if not self._settings.open_to_all:
             fresh = self._runtime.accounts.setup_token is not None
             return RedirectResponse("/set-up" if fresh else "/sign-in", 303, {"cache-control": "no-store"})
-        address = _address(request)
+        address = client_address(request)
         local = from_this_machine(request, self._settings.allowed_hosts)
         if _is_page(request) and not local and (wait := self._visitors.take(address)):
             raise TooMany("Too many new visitors come from your address.", wait)
@@ -260,7 +251,9 @@ class GateMiddleware:
             case "/upload_progress":
                 self._check_upload_id(request, who)
             case "/heartbeat":
-                self._hashes.check(_path(request).rstrip("/").rsplit("/", 1)[1], who)
+                hash = _path(request).rstrip("/").rsplit("/", 1)[1]
+                self._hashes.check(hash, who)
+                held.enter_context(self._streams.shown(hash))
             case "/queue/join" | "/cancel" | "/component_server":
                 if not request.headers.get("content-type", "").startswith("application/json"):
                     raise NotAllowed("This route takes JSON only.")
@@ -292,13 +285,6 @@ class GateMiddleware:
             raise NotAllowed("This is not the name of an upload.")
         if wait := self._upload_ids.take(who):
             raise TooMany("Too many files were sent within an hour.", wait)
-
-
-def _address(request: Request) -> str:
-    """Where a visitor comes from. On a Space everybody comes through the Hub's proxy, which puts the address
-    that it saw last in the list; elsewhere uvicorn has seen to the proxies that are trusted."""
-    listed = request.headers.get("x-forwarded-for", "") if os.environ.get("SPACE_ID") else ""
-    return listed.rsplit(",", 1)[-1].strip() or (request.client.host if request.client else "")
 
 
 def _is_page(request: Request) -> bool:

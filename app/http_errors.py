@@ -30,13 +30,19 @@ from rag.errors import NotFound, RagError
 log = logging.getLogger("coread")
 
 
+def maximum_context(tokens: int) -> str:
+    """OpenAI's own words, by which agents' libraries (litellm, pydantic-ai) know that they must send less."""
+    return f"This model's maximum context length is {tokens:,} tokens."
+
+
 def as_refusal(error: Exception) -> ApiRefusal:
     """Any error as OpenAI's error object. What was not foreseen is logged and says nothing of itself."""
     match error:
         case ApiRefusal():
             return error
         case ContextTooLong():
-            return ApiRefusal(str(error), code=error.code, param="messages")
+            text = f"{maximum_context(error.limit)} {error}"
+            return ApiRefusal(text, code=error.code, param="messages")
         case InvalidRequest():
             return ApiRefusal(str(error), code=error.code)
         case LimitReached():

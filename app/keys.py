@@ -102,8 +102,12 @@ class ApiKeys:
         hashed = hash_secret(secret)
         row = (made.id, made.owner, made.name, hashed, made.created)
         sql = "INSERT INTO app_keys (id, owner, name, secret_hash, created) VALUES (?, ?, ?, ?, ?)"
-        await self._db.write(lambda c: c.execute(sql, row).rowcount)
-        self._by_hash[hashed] = made
+        self._by_hash[hashed] = made  # at once, so that the count above holds for everybody else
+        try:
+            await self._db.write(lambda c: c.execute(sql, row).rowcount)
+        except BaseException:
+            del self._by_hash[hashed]
+            raise
         return made, secret
 
     def live(self, owner: str | None = None) -> list[ApiKey]:

@@ -35,16 +35,18 @@ class MessageEncoder:
         marks = [f"QX{secrets.token_hex(8)}QX" for _ in messages]
         rendered = self._render(messages, marks)
         ids: list[int] = []
+        place = 0  # where it has been read to; cutting it off would copy what is left once a message
         for mark, message in zip(marks, messages, strict=True):
-            fixed, found, rendered = rendered.partition(mark)
-            if not found:
+            found = rendered.find(mark, place)
+            if found < 0:
                 raise ApiRefusal(
                     f"This model's template has no place for a {message.role} message there.",
                     param="messages",
                 )
-            ids += self._fixed(fixed)
+            ids += self._fixed(rendered[place:found])
             ids += self._text(message.content)
-        return tuple(ids + self._fixed(rendered))
+            place = found + len(mark)
+        return tuple(ids + self._fixed(rendered[place:]))
 
     def _render(self, messages: Sequence[ChatMessage], marks: Sequence[str]) -> str:
         plain = [

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from app.errors import AppError, QuestionRefused
-from app.http_errors import as_refusal
+from app.http_errors import as_refusal, maximum_context
 from app.limits import MeteredGeneration
 from app.openai_schema import ApiRefusal, ChatRequest
 from app.principal import Principal
@@ -43,6 +43,11 @@ from rag.prompt import Turn
 SEARCHING_MODEL = "coread"
 #: Length of an answer whose client names none.
 _DEFAULT_TOKENS = 1_024
+#: Log-probabilities of an answer that is kept until it is whole: some 100 bytes each, in memory and as text.
+_MAX_LOGPROBS = 250_000
+#: No line ends in an event stream, but some clients' ways of reading lines take them for such (Python's
+#: `str.splitlines`, JavaScript before 2019). JSON escapes all the others by itself.
+_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 #: How often a client that does not stream is checked for having gone away.
 _LOOK_S = 0.5
 
@@ -71,7 +76,8 @@ def openai_router(runtime: Runtime) -> APIRouter:
                 media_type="text/event-stream",
                 headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | call.headers,
             )
-        return JSONResponse(await api.complete(call, request), headers=call.headers)
+        answer = await api.complete(call, request)
+        return Response(answer, media_type="application/json", headers=call.headers)
 
     return router
 
@@ -140,12 +146,17 @@ class _Api:
                 status=404, code="model_not_found", param="model",
             )  # fmt: skip
         context = status.shape.max_context if status.shape else 0
-        # No token is shorter than a character's UTF-8 bytes allow; this only keeps absurd bodies from the
-        # tokenizer. The engine counts exactly.
+        # These two only keep absurd bodies from the template and the tokenizer; the engine counts exactly.
+        # Each message has at least its role's token, and no token stands for so many characters.
+        if len(body.messages) > context:
+            raise ApiRefusal(
+                f"{maximum_context(context)} There are {len(body.messages):,} messages.",
+                code="context_length_exceeded", param="messages",
+            )  # fmt: skip
         characters = sum(len(message.content) for message in body.messages)
         if characters > 64 * context:
             raise ApiRefusal(
-                f"The messages have {characters:,} characters; this model reads at most {context:,} tokens.",
+                f"{maximum_context(context)} The messages have {characters:,} characters.",
                 code="context_length_exceeded", param="messages",
             )  # fmt: skip
         asked = body.max_completion_tokens or body.max_tokens
@@ -153,6 +164,13 @@ class _Api:
         length = sum(len(segment.tokens) for segment in segments)
         room = max(1, context - length)
         sampling = body.sampling(self._runtime.settings.temperature, asked or min(_DEFAULT_TOKENS, room))
+        kept = body.n * sampling.max_tokens * (sampling.logprobs + 1) if sampling.logprobs is not None else 0
+        if kept > _MAX_LOGPROBS and not body.stream:
+            raise ApiRefusal(
+                f"n x max_tokens x (top_logprobs + 1) is {kept:,}; at most {_MAX_LOGPROBS:,} are kept for a "
+                "whole answer. Ask for fewer, or for a stream.",
+                code="invalid_value", param="top_logprobs",
+            )  # fmt: skip
         id = f"chatcmpl-{secrets.token_hex(12)}"
         choices = {index: _Choice() for index in range(body.n)}
         if said:
@@ -212,7 +230,7 @@ class _Api:
             for index in call.choices:
                 yield self._chunk(call, index, {"role": "assistant", "content": ""})
             async for event in _events(call):
-                self._apply(call, event)
+                self._apply(call, event, keep=False)
                 match event:
                     case Delta():
                         logprobs = self._logprobs(call, event.logprobs)
@@ -228,8 +246,8 @@ class _Api:
         finally:
             call.abort()
 
-    async def complete(self, call: _Call, request: Request) -> dict[str, Any]:
-        """The whole answer at once; given up when the client has gone."""
+    async def complete(self, call: _Call, request: Request) -> str:
+        """The whole answer at once, as JSON; given up when the client has gone."""
         collecting = asyncio.ensure_future(self._collect(call))
         try:
             while not (await asyncio.wait({collecting}, timeout=_LOOK_S))[0]:
@@ -239,6 +257,10 @@ class _Api:
         finally:
             call.abort()
             collecting.cancel()
+        return await asyncio.to_thread(self._whole, call)
+
+    def _whole(self, call: _Call) -> str:
+        """In a thread: a quarter of a million log-probabilities would hold up every page."""
         choices = [
             {
                 "index": index,
@@ -248,16 +270,18 @@ class _Api:
             }
             for index, choice in call.choices.items()
         ]
-        return self._frame(call, choices, "chat.completion") | {"usage": self._usage(call)}
+        answer = self._frame(call, choices, "chat.completion") | {"usage": self._usage(call)}
+        return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     async def _collect(self, call: _Call) -> None:
         async for event in _events(call):
-            self._apply(call, event)
+            self._apply(call, event, keep=True)
 
     @staticmethod
-    def _apply(call: _Call, event: Event) -> None:
+    def _apply(call: _Call, event: Event, *, keep: bool) -> None:
+        """Note what an event says; `keep` its text and log-probabilities for an answer that is sent whole."""
         match event:
-            case Delta():
+            case Delta() if keep:
                 choice = call.choices[event.choice]
                 choice.text += event.text
                 choice.logprobs += event.logprobs
@@ -285,20 +309,26 @@ class _Api:
         if not call.body.logprobs:
             return None
         wanted = call.body.top_logprobs or 0
+        texts: dict[int, str] = {}
+
+        def token(id: int, logprob: float) -> dict[str, Any]:
+            if id not in texts:
+                texts[id] = str(self._runtime.engine.tokenizer.decode([id]))
+            text = texts[id]
+            # JSON has no infinity; this is how OpenAI writes it.
+            logprob = max(logprob, -9999.0)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
+
         return {
             "content": [
                 {
-                    **self._token(item.token, item.logprob),
-                    "top_logprobs": [self._token(id, value) for id, value in item.top[:wanted]],
+                    **token(item.token, item.logprob),
+                    "top_logprobs": [token(id, value) for id, value in item.top[:wanted]],
                 }
                 for item in items
             ],
             "refusal": None,
         }
-
-    def _token(self, id: int, logprob: float) -> dict[str, Any]:
-        text = str(self._runtime.engine.tokenizer.decode([id]))
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
 
     @staticmethod
     def _frame(call: _Call, choices: list[Any], kind: str = "chat.completion.chunk") -> dict[str, Any]:
@@ -324,4 +354,7 @@ class _Api:
 
     @staticmethod
     def _event(value: dict[str, Any]) -> str:
-        return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        for code, escaped in _LINE_ENDS:
+            text = text.replace(code, escaped)
+        return f"data: {text}\n\n"

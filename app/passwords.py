@@ -65,8 +65,8 @@ class PasswordHasher:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="coread-passwords")
         self._waiting = 0
-        # Checked for names that do not exist, so that they take as long as those that do.
-        self._decoy = ""
+        # Checked for names that do not exist, so that they take as long as those that do, the first one too.
+        self._decoy = _encode(_N, _R, _P, secrets.token_bytes(16), secrets.token_bytes(32))
 
     async def hash(self, password: str) -> str:
         """Hash a new password; raises `ValueRefused` for one that is too short or too long."""
@@ -75,11 +75,10 @@ class PasswordHasher:
 
     async def verify(self, password: str, stored: str | None) -> bool:
         """Check a password; with `stored` None the answer is False, after the same time."""
-        if len(password) > MAX_CHARS:
+        # As it was counted when it was set; taken apart, a character is at most some four.
+        if len(password) > 4 * MAX_CHARS or len(unicodedata.normalize("NFC", password)) > MAX_CHARS:
             return False
         if stored is None:
-            if not self._decoy:
-                self._decoy = str(await self._run(hash_password, secrets.token_hex(8)))
             await self._run(verify_password, password, self._decoy)
             return False
         return bool(await self._run(verify_password, password, stored))

@@ -23,6 +23,27 @@ def content_security_policy(on_space: bool) -> str:
     )
 
 
+class CookiesMiddleware:
+    """Drops cookies that hold a backslash, which neither Coread nor Gradio ever sets.
+
+    Python before 3.11.10 and 3.12.6 unquotes a value with backslashes in quadratic time (CVE-2024-7592): one
+    header of 60 KB, sent by anybody, stopped the event loop for 15 s. Outermost, before anything looks.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and any(k == b"cookie" and b"\\" in v for k, v in scope["headers"]):
+            headers = [(k, _plain(v) if k == b"cookie" else v) for k, v in scope["headers"]]
+            scope = {**scope, "headers": headers}
+        await self._app(scope, receive, send)
+
+
+def _plain(cookies: bytes) -> bytes:
+    return b";".join(each for each in cookies.split(b";") if b"\\" not in each)
+
+
 class HeadersMiddleware:
     """Adds the security headers to every HTTP answer."""
 

@@ -1,4 +1,4 @@
-"""How many requests of one person, and of all people, may be open at a time.
+"""How many requests of one person, and of all people, may be open at a time; which pages are open.
 
 A page keeps event streams open for as long as it is shown, so a number of them is normal; without an end to
 that number one visitor could hold every connection that the server can have.
@@ -61,6 +61,7 @@ class EventStreams:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open: dict[str, int] = {}
+        self._shown: dict[str, int] = {}
         self._joined: dict[str, float] = {}
 
     def joined(self, hash: str) -> None:
@@ -79,6 +80,21 @@ class EventStreams:
                 del self._open[hash]
             if hash in self._joined:
                 self._joined[hash] = self._clock()
+
+    @contextmanager
+    def shown(self, hash: str) -> Iterator[None]:
+        """Hold for as long as a browser says that the page is there."""
+        self._shown[hash] = self._shown.get(hash, 0) + 1
+        try:
+            yield
+        finally:
+            self._shown[hash] -= 1
+            if not self._shown[hash]:
+                del self._shown[hash]
+
+    def is_open(self, hash: str) -> bool:
+        """True while a page is shown or waits for its events."""
+        return hash in self._shown or hash in self._open
 
     def forgotten(self) -> list[str]:
         """Pages that nobody has fetched anything for since `UNFETCHED_S`; each is named once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,17 @@ async def test_names_and_numbers_are_limited(keys: ApiKeys) -> None:
         await keys.create("k", "a-ann")
     with pytest.raises(QuotaRefused, match=str(MAX_KEYS)):
         await keys.create("one more", "a-ann")
+
+
+async def test_keys_made_at_the_same_time_count_for_each_other(keys: ApiKeys, database: Database) -> None:
+    made = await asyncio.gather(
+        *(keys.create(f"key {n}", "a-ann") for n in range(MAX_KEYS + 9)), return_exceptions=True
+    )
+    assert sum(isinstance(one, QuotaRefused) for one in made) == 9
+    assert len(keys.live("a-ann")) == MAX_KEYS
+    again = ApiKeys(database, ROLES.get)
+    await again.open()
+    assert len(again.live("a-ann")) == MAX_KEYS
 
 
 async def test_the_last_use_is_noted_but_not_each_time(keys: ApiKeys) -> None:
