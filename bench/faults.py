@@ -1,11 +1,11 @@
-"""Faults of the world around a real server under load: `python -m bench.faults [--out FILE]`.
+"""Faults of the world around a real server under load: `python -m bench.faults [--only NAME] [--out FILE]`.
 
-    half-open connections · readers who do not read · a stranger's lock on the database · a full disk
-    · kill -9 and a start on the same data
+    engine thread killed · half-open connections · a full disk · a stranger's lock on the database
+    · readers who do not read · kill -9 and a start on the same data
 
 While each lasts, people read (`bench.load_page`); what they are told is written down as they are told it,
-and afterwards the server must work, its accounts add up and every answer that was seen be stored. (An engine
-whose thread dies is in `tests/app/test_faults.py`: from outside a thread cannot be killed.)
+and afterwards the server must work, its accounts add up and every answer that was seen be stored. As root the
+data lies on a small file system of its own, which is then really full.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
+import os
 import shutil
+import signal
 import socket
 import sqlite3
+import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,8 @@ QUESTIONS = ("What is this document about?", "Which numbers does it name?", "Who
 HALF_OPEN, NOT_READING = 1_000, 16
 #: Longer than the database waits for a lock, so that people are told.
 LOCKED_S = 40.0
+FULL_S = 15.0
+DISK_BYTES = 400 * 2**20
 
 
 class Crowd:
@@ -185,14 +191,71 @@ async def locked(server: ServerProcess) -> dict[str, Any]:
     return {"locked_s": LOCKED_S}
 
 
+async def _until(server: ServerProcess, condition: Callable[[dict[str, Any]], bool]) -> None:
+    """Ask for the server's status until the condition holds of it; two minutes at most."""
+    async with asyncio.timeout(120):
+        while not condition(await asyncio.to_thread(server.status)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def engine_killed(server: ServerProcess) -> dict[str, Any]:
+    """The engine's thread ends in the middle of answers; how long until questions are answered again."""
+    await _until(server, lambda status: bool(status.get("running")))  # in the middle of something
+    server.process.send_signal(signal.SIGUSR1)
+    began = time.monotonic()
+    await _until(server, lambda status: status.get("state") != "ready")
+    await _until(server, lambda status: status.get("state") == "ready")
+    seconds = time.monotonic() - began
+    await asyncio.sleep(10.0)  # people ask again
+    return {"answers_again_after_s": round(seconds, 1)}
+
+
+def fill(folder: Path) -> Path:
+    """Write a file until nothing more fits."""
+    ballast = folder / "ballast"
+    piece = 2**20
+    with ballast.open("wb", buffering=0) as file:
+        while piece:
+            try:
+                file.write(b"\0" * piece)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                piece //= 2
+    return ballast
+
+
 async def disk_full(server: ServerProcess) -> dict[str, Any]:
-    """No file of the server may grow: what a full disk does to it. (A limit on the process, not a disk.)"""
+    """Nothing more fits on the disk for a while. (Where no file system could be mounted, no file of the
+    server's may grow instead.)"""
+    if server.data_dir.parent.is_mount():
+        ballast = await asyncio.to_thread(fill, server.data_dir.parent)
+        try:
+            await asyncio.sleep(FULL_S)
+        finally:
+            ballast.unlink()
+        return {"seconds": FULL_S, "how": "a file system of its own, filled"}
     process = psutil.Process(server.process.pid)
     old = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (4_096, old[1]))
-    await asyncio.sleep(15.0)
-    process.rlimit(psutil.RLIMIT_FSIZE, old)
-    return {"seconds": 15.0}
+    try:
+        await asyncio.sleep(FULL_S)
+    finally:
+        process.rlimit(psutil.RLIMIT_FSIZE, old)
+    return {"seconds": FULL_S, "how": "a limit on the size of the server's files"}
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of its own at `folder`, where this user may mount one; else the folder as it is."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "coread-faults", str(folder)]
+    mounted = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
+    try:
+        yield folder
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=False)
 
 
 async def killed(server: ServerProcess) -> dict[str, Any]:
@@ -217,22 +280,32 @@ async def killed(server: ServerProcess) -> dict[str, Any]:
     )
 
 
-async def measure(data_dir: Path, log: Path) -> dict[str, Any]:
-    """All faults on one server, one after the other."""
-    server = ServerProcess(data_dir, log, kv_pool_bytes="512MB")
+FAULTS = {
+    "engine": ("engine thread killed", engine_killed),
+    "half-open": ("half-open connections", half_open),
+    "disk": ("disk full", disk_full),
+    "lock": ("database locked by a stranger", locked),
+    "slow": ("readers who do not read", not_reading),
+}
+KILL = "kill"
+
+
+async def measure(data_dir: Path, log: Path, only: Sequence[str] = ()) -> dict[str, Any]:
+    """All faults (or some, by `FAULTS`' names and `KILL`) on one server, one after the other."""
+    server = ServerProcess(data_dir, log, "bench.faulty_server", kv_pool_bytes="512MB")
     await asyncio.to_thread(server.start)
     results: dict[str, Any] = {}
     try:
-        for name, fault in (
-            ("half-open connections", half_open), ("disk full", disk_full),
-            ("database locked by a stranger", locked), ("readers who do not read", not_reading),
-        ):  # fmt: skip
-            results[name] = await _during(server, lambda f=fault: f(server))  # type: ignore[misc]
-            print(name, json.dumps(results[name], indent=1), flush=True)
-        results["kill -9 and restart"] = await killed(server)
-        print("kill -9", json.dumps(results["kill -9 and restart"], indent=1), flush=True)
+        for key, (name, fault) in FAULTS.items():
+            if not only or key in only:
+                results[name] = await _during(server, lambda f=fault: f(server))  # type: ignore[misc]
+                print(name, json.dumps(results[name], indent=1), flush=True)
+        if not only or KILL in only:
+            results["kill -9 and restart"] = await killed(server)
+            print("kill -9", json.dumps(results["kill -9 and restart"], indent=1), flush=True)
     finally:
         results["exit_status"] = await asyncio.to_thread(server.stop)
+        results["log"] = server.log_lines("ERROR", "WARNING", "Traceback", "CRITICAL")[-40:]
     return results
 
 
@@ -240,17 +313,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.faults", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--data-dir", type=Path, help="keep the data here; it must hold nothing else")
+    parser.add_argument("--only", action="append", choices=[*FAULTS, KILL], default=[])
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="coread-faults-"))
     try:
-        results = asyncio.run(measure(given.data_dir or folder / "data", folder / "log"))
+        with small_disk(folder / "disk") as disk:
+            results = asyncio.run(measure(disk / "data", folder / "log", given.only))
         if given.out is not None:
             given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(folder)
+    for line in results["log"]:
+        print(line)
     faults = [value for value in results.values() if isinstance(value, dict)]
     if any(f["lost"] or f["problems"] or not f["next_person_answered"] for f in faults):
         raise SystemExit("Something was lost, or the server did not recover; see above.")

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,22 @@ from bench.load_server import Sample, ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`think_s`: mean of an exponential; `queued`: places in line, too few for twice the readers."""
+    """`think_s`: mean of an exponential, `hurried_s` of twice the readers; `running`: answers at once."""
 
     readers: int = 50
     minutes: float = 10.0
     overload_minutes: float = 2.0
     think_s: float = 30.0
-    queued: int = 32
+    hurried_s: float = 10.0
     running: int = 24
     pool: str = "512MB"
+
+    @property
+    def queued(self) -> int:
+        """Places in line: with those that run as many as there are readers, so that none is ever refused,
+        and a few more, because an answer that was stopped leaves its place a moment later. Twice the readers
+        find too few."""
+        return max(1, self.readers - min(self.running, self.readers // 2) + 2)
 
 
 class Reader:
@@ -170,7 +177,11 @@ async def _recover(server: ServerProcess) -> dict[str, Any]:
 async def measure(plan: Plan, data_dir: Path, log: Path) -> dict[str, Any]:
     """Run everything on a server of its own; the result is what `--out` keeps."""
     server = ServerProcess(
-        data_dir, log, max_queued=str(plan.queued), max_running=str(plan.running), kv_pool_bytes=plan.pool
+        data_dir,
+        log,
+        max_queued=str(plan.queued),
+        max_running=str(min(plan.running, plan.readers // 2)),
+        kv_pool_bytes=plan.pool,
     )
     await asyncio.to_thread(server.start)
     try:
@@ -184,7 +195,8 @@ async def measure(plan: Plan, data_dir: Path, log: Path) -> dict[str, Any]:
                 stored += reader.asked.get(reader.page.conversation, 0)
         loaded = summary(first, samples, seconds)
         after_load = await asyncio.to_thread(server.check)
-        crowd = [Reader(server.url, 1_000 + n, plan, second) for n in range(2 * plan.readers)]
+        hurried = replace(plan, think_s=min(plan.think_s, plan.hurried_s))
+        crowd = [Reader(server.url, 1_000 + n, hurried, second) for n in range(2 * plan.readers)]
         over_samples, over_seconds = await _phase(server, crowd, plan.overload_minutes * 60, 1.0)
         overloaded = summary(second, over_samples, over_seconds)
         for reader in (*readers, *crowd):

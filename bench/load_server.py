@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import psutil
 
+from bench.resident import Resident, resident
+
 START_S = 300.0
 
 
@@ -26,7 +28,7 @@ class Sample:
     """One look from outside. `at` in seconds since the first; memory in bytes of the process alone."""
 
     at: float
-    resident: int
+    memory: Resident
     cpu_s: float
     running: int
     queued: int
@@ -35,18 +37,19 @@ class Sample:
 class ServerProcess:
     """`coread serve` on a free port over `data_dir`, logging to `log`."""
 
-    def __init__(self, data_dir: Path, log: Path, **settings: str) -> None:
-        self.data_dir, self._log = data_dir, log
+    def __init__(self, data_dir: Path, log: Path, module: str = "app.cli", **settings: str) -> None:
+        self.data_dir, self._log, self._module = data_dir, log, module
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        self.pool_bytes = 0
         self._began = time.monotonic()
 
     def start(self, port: int = 0) -> None:
         """Start (0: on a free port); returns once questions can be answered and all documents are ready."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COREAD_")}
         environment |= {f"COREAD_{name.upper()}": value for name, value in self._settings.items()}
-        command = [sys.executable, "-m", "app.cli", "serve", "--port", str(port)]
+        command = [sys.executable, "-m", self._module, "serve", "--port", str(port)]
         command += ["--data-dir", str(self.data_dir)]
         with self._log.open("ab") as log:
             offset = self._log.stat().st_size
@@ -58,6 +61,7 @@ class ServerProcess:
             if status.get("state") == "failed":
                 raise ServerFailed(f"The server cannot answer: {status.get('detail')}")
             if status.get("state") == "ready" and not status.get("seeding"):
+                self.pool_bytes = int(status["pool_bytes"])
                 return
             if time.monotonic() > deadline:
                 raise ServerFailed(f"The server was not ready within {START_S:g} s: {status}")
@@ -93,7 +97,8 @@ class ServerProcess:
         found, status = psutil.Process(self.process.pid), self.status()
         times = found.cpu_times()
         return Sample(
-            time.monotonic() - self._began, found.memory_info().rss, times.user + times.system,
+            time.monotonic() - self._began, resident(self.process.pid, self.pool_bytes),
+            times.user + times.system,
             int(status.get("running", -1)), int(status.get("queued", -1)),
         )  # fmt: skip
 
