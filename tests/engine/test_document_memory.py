@@ -40,7 +40,10 @@ def test_unlinking_takes_out_what_was_said_before(engine: SmallEngine) -> None:
     assert set(document_memory(engine.core.memory)) == {"d1"}
 
 
-def test_pins_are_counted_and_a_document_may_be_kept_before_it_is_read(engine: SmallEngine) -> None:
+def test_pins_are_counted_and_a_document_may_be_kept_before_it_is_read(
+    engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.service.TREE_INTERVAL_S", 3600.0)
     engine.ask("c", document=0, question=0, tokens=4)
     engine.run_until(lambda: len(engine.done()) == 1)
     pinned = engine.pin_document("d0")
