@@ -13,6 +13,7 @@ import json
 import shutil
 from collections import OrderedDict
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -26,6 +27,7 @@ from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany, 
 from app.http_errors import as_response
 from app.limits import KEPT_FREE_BYTES
 from app.rates import Rate
+from app.sent_files import check_files
 from app.streams import EventStreams, OpenRequests
 
 if TYPE_CHECKING:
@@ -123,10 +125,15 @@ class GateMiddleware:
     """Refuses what may not pass. Answers are one sentence: a page to browsers, JSON to programs."""
 
     def __init__(
-        self, app: ASGIApp, runtime: Runtime, streams: EventStreams, components: frozenset[int] = frozenset()
+        self,
+        app: ASGIApp,
+        runtime: Runtime,
+        streams: EventStreams,
+        components: frozenset[int] = frozenset(),
+        events: frozenset[int] = frozenset(),
     ) -> None:
         self._app, self._runtime, self._settings = app, runtime, runtime.settings
-        self._streams, self._components = streams, components
+        self._streams, self._components, self._known_events = streams, components, events
         self._hashes, self._open = SessionHashes(), OpenRequests()
         self._visitors = Rate(600, 3600.0)  # new identities from one address
         self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
@@ -157,6 +164,9 @@ class GateMiddleware:
 
     def _on_the_page(self, component: object) -> bool:
         return type(component) is int and component in self._components
+
+    def _is_event(self, number: object) -> bool:
+        return type(number) is int and number in self._known_events
 
     async def _pass(
         self, request: Request, receive: Receive, held: ExitStack
@@ -263,9 +273,12 @@ class GateMiddleware:
                 self._hashes.check(hash, who)
                 if route == "/component_server" and not self._on_the_page(value.get("component_id")):
                     raise NotFoundHere("There is no such part of the page.")  # Gradio fails on it
+                check_files(value, _upload_folder())
                 if route == "/queue/join":
                     if wait := self._events.take(who):
                         raise TooMany("Too much is clicked at a time.", wait)
+                    if not self._is_event(value.get("fn_index")):
+                        raise NotFoundHere("There is no such event on the page.")  # Gradio fails on it
                     self._streams.joined(hash)
                 return _replay(body, receive)
             case "/upload":
@@ -306,6 +319,13 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise NotAllowed(f"The request's body is larger than the limit of {limit:,} bytes.")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _upload_folder() -> Path:
+    """Where Gradio puts uploads now."""
+    from gradio.utils import get_upload_folder
+
+    return Path(get_upload_folder())
 
 
 def _json_object(body: bytes) -> dict[str, Any]:

@@ -136,10 +136,16 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
         max_file_size=runtime.settings.max_upload_bytes,
         app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
     )
+    # Gradio looks where a file that a client names lies only once this is set, which its own `launch` does.
+    demo.has_launched = True
     mounted.add_middleware(LanguageMiddleware)
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
     mounted.add_middleware(
-        GateMiddleware, runtime=runtime, streams=streams, components=frozenset(demo.blocks)
+        GateMiddleware,
+        runtime=runtime,
+        streams=streams,
+        components=frozenset(demo.blocks),
+        events=frozenset(number for number, event in demo.fns.items() if event.fn is not None),
     )
     mounted.add_middleware(
         BodyLimitMiddleware, limit=runtime.settings.max_body_bytes, smaller={"/v1": MAX_MESSAGES_BYTES}
