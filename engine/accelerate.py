@@ -200,9 +200,7 @@ def _choose_few(
         if gain[0] > 0.05 * old[0] * len(candidate):
             four[role], gains[role] = candidate, gain
     # Dropped first is what saves least.
-    for role in [*sorted(four, key=lambda role: gains[role][0]), ""]:
-        if not four:
-            break
+    for role in sorted(four, key=lambda role: gains[role][0]):
         decoder.set_few(four, _TEXT_TOKENS)  # judged on the whole text at once: rows do not depend on others
         value = nll()
         log.info("%s in int4: negative log-likelihood %.4f (at most %.4f)", ", ".join(four), value, most)
@@ -212,7 +210,7 @@ def _choose_few(
             )
             decoder.set_few(four, rows)
             return list(four), rows, value
-        four.pop(role, None)
+        del four[role]
     decoder.set_few({}, 0)
     return [], 0, 0.0
 

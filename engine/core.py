@@ -10,6 +10,7 @@ memory changes and released during the forward pass, which changes none of its a
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Indexable
@@ -43,6 +44,8 @@ from engine.types import (
     TokenLogprob,
     Waiting,
 )
+
+log = logging.getLogger("coread.engine")
 
 MAX_CHOICES = 16
 
@@ -85,7 +88,7 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self._aborted: list[Request] = []
         #: Called before each forward pass, when what is known before it has been handed to the readers.
-        self.told: Callable[[], None] = lambda: None
+        self.before_forward: Callable[[], None] | None = None
 
     # -- requests --------------------------------------------------------------------------------------
 
@@ -168,8 +171,12 @@ class EngineCore:
                 return 0
             self._account(step)
             rows = [self._row(chunk) for chunk in step.chunks]
-        self.told()
+        if self.before_forward is not None:
+            self.before_forward()
         outputs, error = self._run(rows, step.copies)
+        if error is not None:
+            # The readers are only told the error's name.
+            log.error("a step of %d rows could not be computed", len(rows), exc_info=error)
         with self.lock:
             now = self.clock()
             self.ledger.tick(now)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.model import LoadedModel
 from engine.runner import Row, Runner
 from engine.sampler import SamplerState
 from engine.types import SamplingParams
@@ -41,7 +42,7 @@ class CudaMeter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._cuda: Any = torch.cuda
+        self._cuda: Any = torch.cuda  # its functions carry no types
         self._before = 0
 
     def reset(self) -> None:
@@ -69,14 +70,17 @@ def pool_budget(free: int, total: int, step_bytes: int) -> int:
 
 def gpu_pool_bytes(
     meter: MemoryMeter,
-    model: Any,
+    model: LoadedModel,
     backend: AttentionBackend,
     *,
     block_size: int,
     max_batch_tokens: int,
     max_running: int,
 ) -> int:
-    """Measure the largest step that the settings allow, and return the pool's budget."""
+    """Measure the largest step that the settings allow; returns the bytes that are left for the pool.
+
+    Its contexts are no longer than its chunks: what longer ones add is left to `STEP_FACTOR`.
+    """
     rows = largest_step(model.shape.max_context, block_size, max_batch_tokens, max_running)
     pool = model.new_pool(max(len(row.page_table) for row in rows), block_size)
     runner = Runner(model, pool, backend)

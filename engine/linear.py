@@ -147,10 +147,8 @@ def available(kind: str) -> bool:
             scale = x.float().abs().amax(-1, keepdim=True) / 127
             got = Int8Linear(weight)((x.float() / scale).round().to(torch.int8)).float() * scale
         elif kind == "int4":
-            want, got = (
-                x.float() @ _four_bit_levels(weight).T,
-                Int4Linear(_four_bit_levels(weight))(x).float(),
-            )
+            levels = _four_bit_levels(weight)
+            want, got = x.float() @ levels.T, Int4Linear(levels)(x).float()
         else:
             return kind == "dense"
     except (RuntimeError, AttributeError, NotImplementedError) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from engine.accelerate import accelerate, release
@@ -16,7 +18,6 @@ from engine.kv_fp8 import refuse_fp8, use_fp8
 from engine.kv_pool import KVPool
 from engine.model import LoadedModel, cache_directory, load_model
 from engine.runner import Runner
-from engine.service import default_pool_bytes, quiet_libraries
 from engine.types import EngineConfig
 from kernels.api import AttentionBackend, get_backend
 
@@ -42,7 +43,7 @@ def load(config: EngineConfig) -> LoadedEngine:
     quiet_libraries()
     model = load_model(config)
     backend = get_backend(config.backend, model.device)
-    say_what_the_gpu_lacks(model, backend)
+    say_why_not_triton(model, backend, config.backend)
     if config.kv_dtype == "fp8":
         refuse_fp8(model.device, backend)
     if config.max_batch_tokens < config.max_running:
@@ -81,22 +82,20 @@ def use_graphs(runner: Runner, device: GraphDevice, most_rows: int) -> None:
     runner.graphs = graphs
 
 
-def say_what_the_gpu_lacks(model: LoadedModel, backend: AttentionBackend) -> None:
-    """In the log, and in the description that `coread doctor` and the pages show."""
+def say_why_not_triton(model: LoadedModel, backend: AttentionBackend, wanted: str) -> None:
+    """In the log, and in the description that `coread doctor` and the pages show.
+
+    `wanted`: the backend setting; "auto" has found what the device can do.
+    """
     if model.device.type != "cuda" or backend.captures:
         return
-    major, minor = torch.cuda.get_device_capability(model.device)
-    log.warning(
-        "Attention runs in torch (%s): the device has compute capability %d.%d, the Triton kernels serve 8.0 "
-        "and above.",
-        backend.name,
-        major,
-        minor,
-    )
-    model.description = (
-        f"{model.description.rstrip('.')}, attention in torch ({backend.name}; compute capability "
-        f"{major}.{minor}, the Triton kernels need 8.0)."
-    )
+    if wanted == "auto":
+        major, minor = torch.cuda.get_device_capability(model.device)
+        why = f"compute capability {major}.{minor}, the Triton kernels need 8.0"
+    else:
+        why = f"as set: backend {wanted}"
+    log.warning("Attention on the GPU does not run in the Triton kernels (%s): %s.", backend.name, why)
+    model.description = f"{model.description.rstrip('.')}, attention in torch ({backend.name}; {why})."
 
 
 def _pool_bytes(model: LoadedModel, backend: AttentionBackend, config: EngineConfig) -> int:
@@ -129,3 +128,15 @@ def _speed_up(model: LoadedModel, backend: AttentionBackend, config: EngineConfi
     if chosen is not None:
         model.description = f"{model.description.rstrip('.')}, {chosen}."
         release(model)
+
+
+def default_pool_bytes() -> int:
+    """KV budget of a CPU machine: a quarter of the memory that is available, at most 2 GiB."""
+    available = int(psutil.virtual_memory().available)
+    return max(64 << 20, min(2 << 30, available // 4))
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and hub chatter of the libraries out of the log."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

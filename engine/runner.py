@@ -114,7 +114,8 @@ class Runner:
 
         Raises `IntegrityError` for rows or copies that contradict themselves, before anything is touched.
         An error during the pass leaves all blocks as they were but the unpublished slots of these rows and
-        the copies' targets; no sampler state has changed, so the step may be run again.
+        the copies' targets; no sampler state has changed, so the step may be run again (with drafts: where it
+        was not the drawing of their tokens, one after another, that failed).
         """
         for row in rows:
             self._check(row)

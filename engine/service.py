@@ -1,8 +1,7 @@
 """The engine as a service: one thread that loads the model and steps, an async API for everybody else.
 
 Callers live on event loops and never wait for a step: `submit` only puts a request in line, and events
-wait in the `Generation`'s own buffer, where unread text runs together, so that a slow or vanished reader
-costs no more memory than its answer is long.
+wait in the `Generation`'s own buffer.
 
     STARTING ──▶ READY ──▶ STOPPED
         │          │          ▲
@@ -13,38 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal
-
-import psutil
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.block_events import BlockEvent
-from engine.core import EngineCore
 from engine.document_memory import DocumentMemory, document_memory
 from engine.errors import EngineError, EngineStarting, EngineUnavailable, IntegrityError, ModelNotFound
+from engine.generation import Bell, Generation
 from engine.ledger import MemorySnapshot
 from engine.scheduler import Limits
-from engine.sequence import token_of
 from engine.tree_picture import TreePicture, picture
-from engine.types import (
-    Delta,
-    Done,
-    EngineConfig,
-    Event,
-    Failed,
-    GenerationRequest,
-    ModelShape,
-    Reading,
-    Segment,
-    Waiting,
-)
+from engine.types import EngineConfig, Event, GenerationRequest, ModelShape, Segment
+from engine.views import BlockView, PageTableView, block_view, page_tables
+
+if TYPE_CHECKING:  # it brings torch
+    from engine.core import EngineCore
 
 log = logging.getLogger("coread.engine")
 
@@ -74,168 +61,6 @@ class EngineStatus:
     conformance: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PageTableView:
-    """One sequence's page table: physical block, readers and fill of each logical block."""
-
-    sequence: int
-    conversation: str
-    running: bool
-    tokens: int
-    blocks: tuple[int, ...]
-    readers: tuple[int, ...]
-    filled: tuple[int, ...]
-    #: Slots that the block got by a copy when texts parted inside it; 0: it is no copy.
-    copied: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BlockView:
-    """One block, as it is now. `first_token` is the position of its first slot in its chain, None where the
-    tree does not index it; `private`: only one account may reuse it, or nobody yet; `copied_from` is the
-    source of its copy while that still holds the same text; `tokens` are those that the tree knows it by."""
-
-    block: int
-    readers: int
-    open_readers: int
-    filled: int
-    documents: frozenset[str]
-    private: bool
-    first_token: int | None
-    copied_slots: int
-    copied_from: int | None
-    tokens: tuple[int, ...] = ()
-
-
-class Generation:
-    """One request's events, as an async iterator for one consumer.
-
-    Ends after the last choice's `Done`, or after `Failed`. After `abort()` no more text comes, only each
-    choice's `Done` with what was written.
-    """
-
-    def __init__(self, service: EngineService, id: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.id = id
-        self._service, self._loop = service, loop
-        self._lock = threading.Lock()
-        self._buffer: deque[Event] = deque()
-        self._ready = asyncio.Event()
-        self._ended = False
-        self._aborted = False
-        self._signalled = False
-
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> Event:
-        while True:
-            with self._lock:
-                if self._buffer:
-                    return self._buffer.popleft()
-                if self._ended:
-                    raise StopAsyncIteration
-                self._ready.clear()
-                self._signalled = False
-            await self._ready.wait()
-
-    def abort(self) -> None:
-        """Stop, in whatever phase the request is. May be called from any thread, and again."""
-        with self._lock:
-            if self._ended or self._aborted:
-                return
-            self._aborted = True
-            self._buffer = deque(e for e in self._buffer if isinstance(e, Done | Failed))
-        self._service._abort(self.id)
-
-    def _join(self, event: Delta) -> None:
-        """Add text to the unread text of the same choice, if there is any behind the last other event.
-
-        The texts of several choices come in turns: their order among each other means nothing.
-        """
-        for index in range(len(self._buffer) - 1, -1, -1):
-            unread = self._buffer[index]
-            if not isinstance(unread, Delta):
-                break
-            if unread.choice == event.choice:
-                self._buffer[index] = Delta(
-                    event.choice,
-                    unread.text + event.text,
-                    unread.tokens + event.tokens,
-                    unread.logprobs + event.logprobs,
-                )
-                return
-        self._buffer.append(event)
-
-    def _put(self, event: Event | None) -> None:
-        """Called by the engine's thread. Unread progress is replaced, unread text runs together."""
-        with self._lock:
-            last = self._buffer[-1] if self._buffer else None
-            if event is None:
-                self._ended = True
-            elif self._aborted and not isinstance(event, Done | Failed):
-                return
-            elif isinstance(event, Delta):
-                self._join(event)
-            elif isinstance(event, Waiting | Reading) and isinstance(last, Waiting | Reading):
-                self._buffer[-1] = event
-            else:
-                self._buffer.append(event)
-            gone = self._loop.is_closed()
-            if self._signalled and not gone:
-                return
-            self._signalled = True
-        self._service._bell.ring(self)
-
-
-class _Bell:
-    """Wakes the loops that consumers wait in: once a loop and step for all of them.
-
-    Every wake-up from another thread is a system call, during which the interpreter lock is free: a loop that
-    begins to work on the first reader's text keeps the engine from handing out the others' and from its next
-    step. So while the engine's thread is in a step, it only notes whom to wake.
-    """
-
-    def __init__(self) -> None:
-        self._holder: int | None = None
-        self._noted: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
-
-    def hold(self) -> None:
-        """From now on the calling thread's rings wait for `flush`. Other threads' rings are heard at once."""
-        self._holder = threading.get_ident()
-
-    def ring(self, generation: Generation) -> None:
-        """Wake the consumer of `generation`."""
-        if threading.get_ident() == self._holder:
-            self._noted.setdefault(generation._loop, []).append(generation)
-        else:
-            self._wake(generation._loop, [generation])
-
-    def flush(self) -> None:
-        """Wake all that were noted. Called by the holder."""
-        noted, self._noted = self._noted, {}
-        for loop, generations in noted.items():
-            self._wake(loop, generations)
-
-    def release(self) -> None:
-        """Flush, and hold no more."""
-        self._holder = None
-        self.flush()
-
-    @staticmethod
-    def _wake(loop: asyncio.AbstractEventLoop, generations: list[Generation]) -> None:
-        events = [generation._ready for generation in generations]
-
-        def wake() -> None:
-            for event in events:
-                event.set()
-
-        try:
-            loop.call_soon_threadsafe(wake)
-        except RuntimeError:  # the consumers' loop is closed: nobody waits for this any more
-            for generation in generations:
-                generation.abort()
-
-
 class EngineService:
     """Owns the engine's thread. All methods may be called from any thread."""
 
@@ -257,7 +82,7 @@ class EngineService:
         self._documents_at = float("-inf")
         self._snapshot_lock = threading.Lock()
         self._make_core: Callable[[], EngineCore] | None = None
-        self._bell = _Bell()
+        self._bell = Bell()
 
     # -- life ------------------------------------------------------------------------------------------
 
@@ -339,7 +164,7 @@ class EngineService:
         `EngineUnavailable`.
         """
         core = self._ready_core()
-        generation = Generation(self, f"gen-{next(self._ids)}", asyncio.get_running_loop())
+        generation = Generation(f"gen-{next(self._ids)}", self._bell, self._abort)
         core.submit(generation.id, request, self._sink(generation))
         self._wake.set()
         if self._status.state != "ready":
@@ -355,7 +180,7 @@ class EngineService:
         def put(event: Event | None) -> None:
             reader = reference()
             if reader is not None:
-                reader._put(event)
+                reader.put(event)
             elif event is not None:
                 self._abort(id)
 
@@ -385,25 +210,7 @@ class EngineService:
         """The running page tables of a conversation, or the stored ones where it is idle."""
         core = self._ready_core()
         with core.lock:
-            pool = core.memory.pool
-            running = [s for s in core.scheduler.running if s.conversation == conversation]
-            found = [(s.id, True, s.computed, s.table_array()) for s in running]
-            if not found:
-                stored = core.ledger.tables("open").get(conversation, [])
-                found = [(-1, False, tokens, table) for table, tokens in stored]
-            return [
-                PageTableView(
-                    key,
-                    conversation,
-                    live,
-                    tokens,
-                    tuple(table.tolist()),
-                    tuple((pool.reader_count + pool.soft)[table].tolist()),
-                    tuple(pool.filled[b] for b in table.tolist()),
-                    tuple(pool.origin[b][2] if b in pool.origin else 0 for b in table.tolist()),
-                )
-                for key, live, tokens, table in found
-            ]
+            return page_tables(core, conversation)
 
     def tree(self) -> TreePicture:
         """The prefix tree as a picture, at most a second old (longer where the pool is very large, as it is
@@ -434,24 +241,7 @@ class EngineService:
         """What one block holds now; None where there is no such block."""
         core = self._ready_core()
         with core.lock:
-            pool = core.memory.pool
-            if not 0 <= block < pool.num_blocks:
-                return None
-            node = pool.node[block]
-            source, generation, slots = pool.origin.get(block, (-1, -1, 0))
-            same = source >= 0 and int(pool.generation[source]) == generation
-            return BlockView(
-                block=block,
-                readers=int(pool.reader_count[block]),
-                open_readers=int(pool.reader_count[block] + pool.soft[block]),
-                filled=pool.filled[block],
-                documents=node.documents if node is not None else frozenset(),
-                private=node is None or node.private,
-                first_token=None if node is None else (sum(1 for _ in node.chain()) - 1) * pool.block_size,
-                copied_slots=slots,
-                copied_from=source if same else None,
-                tokens=() if node is None else tuple(token_of(pair) for pair in node.key),
-            )
+            return block_view(core.memory, block)
 
     def resident_tokens(self, segments: Sequence[Segment]) -> int:
         """How many leading tokens of these segments are in memory now."""
@@ -513,8 +303,10 @@ class EngineService:
             if self._make_core is None:
                 self._make_core = self._load()
             self._core = self._make_core()
-            self._core.told = self._bell.flush
-            self._snapshot = self._tree = None
+            self._core.before_forward = self._bell.flush
+            with self._snapshot_lock:  # a look at the memory of the core before is no longer true
+                self._snapshot = self._tree = None
+                self._documents_at = float("-inf")
             self._set(replace(self._status, state="ready"))
             self._loop(self._core)
             # First the state, then the requests: one that comes in between sees that nobody will answer.
@@ -568,6 +360,7 @@ class EngineService:
     def _load(self) -> Callable[[], EngineCore]:
         """Load and check the model; returns what makes a core with an empty memory around it."""
         # Imported here: the thread pays for torch, the port is open long before.
+        from engine.core import EngineCore
         from engine.loading import load
 
         loaded = load(self.config)
@@ -609,18 +402,6 @@ class EngineService:
             )
 
         return make
-
-
-def default_pool_bytes() -> int:
-    """KV budget of a CPU machine: a quarter of the memory that is available, at most 2 GiB."""
-    available = int(psutil.virtual_memory().available)
-    return max(64 << 20, min(2 << 30, available // 4))
-
-
-def quiet_libraries() -> None:
-    """Keep progress bars and hub chatter of the libraries out of the log."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 __all__ = ["BlockView", "EngineService", "EngineStatus", "Generation", "ModelNotFound", "PageTableView"]

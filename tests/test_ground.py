@@ -125,7 +125,9 @@ def test_import_app_finds_the_package_and_not_the_entry_point() -> None:
     assert Path(done.stdout) == ROOT / "app" / "__init__.py"
 
 
-@pytest.mark.parametrize("module", ["engine.types", "engine.errors", "kernels.plan", "app.settings"])
+@pytest.mark.parametrize(
+    "module", ["engine.types", "engine.errors", "engine.service", "kernels.plan", "app.settings"]
+)
 def test_these_modules_load_without_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

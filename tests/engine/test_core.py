@@ -283,7 +283,9 @@ def test_generated_tokens_carry_the_account_of_the_request(model: LoadedModel) -
 # -- faults ------------------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_a_step_fails_its_requests_and_leaves_the_pool_as_it_was(model: LoadedModel) -> None:
+def test_an_exception_in_a_step_fails_its_requests_and_leaves_the_pool_as_it_was(
+    model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = RealEngine(model)
     first = engine.run([document(), question(0)], max_tokens=3)
     pool = engine.core.memory.pool
@@ -296,6 +298,7 @@ def test_an_exception_in_a_step_fails_its_requests_and_leaves_the_pool_as_it_was
     assert isinstance(error, StepFailed)
     assert "RuntimeError" in str(error)
     assert isinstance(error.__cause__, RuntimeError)
+    assert "cuda: something broke" in caplog.text, "whoever operates the server sees where it came from"
     assert (pool.free, pool.retained, sorted(n.block for n in engine.core.memory.tree.walk())) == before
     again = engine.run(history)
     assert engine.core.memory.counters.takeovers == 2, "the tail was put back and continued again"

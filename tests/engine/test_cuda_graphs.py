@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.cuda_graphs import DecodeGraphs, bucket_for, bucket_sizes, fill_rows
-from engine.loading import say_what_the_gpu_lacks, use_graphs
+from engine.loading import say_why_not_triton, use_graphs
 from engine.model import LoadedModel
 from engine.runner import Row, Runner
 from engine.sampler import SamplerState
@@ -291,11 +291,18 @@ def test_a_gpu_below_8_0_is_said_to_run_attention_in_torch(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     model = model_of()
-    say_what_the_gpu_lacks(model, get_backend("torch_cpu", "cpu"))
+    say_why_not_triton(model, get_backend("torch_cpu", "cpu"), "auto")
     assert "7.5" not in model.description  # on a CPU there is nothing to say
     model.device = torch.device("cuda")
-    say_what_the_gpu_lacks(model, get_backend("auto", "cuda"))
+    say_why_not_triton(model, get_backend("auto", "cuda"), "auto")
     assert (
         "attention in torch (torch; compute capability 7.5, the Triton kernels need 8.0)" in model.description
     )
     assert "compute capability 7.5" in caplog.text
+
+
+def test_a_backend_chosen_by_a_setting_is_not_blamed_on_the_gpu() -> None:
+    model = model_of()
+    model.device = torch.device("cuda")
+    say_why_not_triton(model, get_backend("reference", "cpu"), "reference")
+    assert model.description.endswith(", attention in torch (reference; as set: backend reference).")

@@ -217,6 +217,9 @@ async def test_a_dead_thread_fails_its_requests_says_so_and_can_be_restarted(har
     def explode(*_: Any) -> Any:
         raise IntegrityError("block 3 is neither free nor used")
 
+    read = [Segment(some_tokens(40), Scope.collection("k"), "document", "d"), Segment(some_tokens(6, 1), A)]
+    await collect(await service.submit(request(segments=read)))
+    assert set(service.documents()) == {"d"}
     harness.gate.clear()
     running = await service.submit(request(max_tokens=200))
     harness.engines[0].core.scheduler.schedule = explode  # type: ignore[method-assign]
@@ -233,6 +236,8 @@ async def test_a_dead_thread_fails_its_requests_says_so_and_can_be_restarted(har
         service.memory()
     service.restart()
     await service.wait_ready(20)
+    assert service.memory().retained == 0
+    assert service.documents() == {}, "what was looked at before the restart is gone"
     assert isinstance((await collect(await service.submit(request())))[-1], Done)
     assert len(harness.engines) == 2
 
