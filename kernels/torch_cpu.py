@@ -13,7 +13,8 @@ strides and returns `L`; elsewhere, and where scores are capped, products and so
 
 On the CPU, in bfloat16 and float32, `kernels.compiled_tails` takes the tails of decodes, the last merge and
 the conversion of the result in one pass over the data; other dtypes, and machines without numba, stay with
-the gathered batches.
+the gathered batches. In bfloat16, passes without a mask run on the processor's matrix unit where it has one
+(`kernels.amx`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels import amx
+from kernels.amx import AmxAttention
 from kernels.api import AttentionBackend, KernelError, NewTokens, Options, Reads
 from kernels.fp8 import store
 from kernels.plan import CPU, AttentionPlan, CostModel
@@ -45,11 +48,13 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Scores:
-    """How products become scores; `fused`: torch's fused attention computes them."""
+    """How products become scores; `fused`: torch's fused attention computes them; `unit`: the matrix unit
+    does where it serves (it knows no cap and no mask)."""
 
     scale: float
     soft_cap: float | None
     fused: bool
+    unit: AmxAttention | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-sum-exp `[b, h, m]` and output `[b, h, m, head_dim]` of `query` over `[b, h, n, head_dim]`.
@@ -103,6 +108,7 @@ class TorchBackend(AttentionBackend):
     """Plans keep their index tensors on `device`.
 
     `compiled`: use the compiled kernel where it serves. None: yes for `torch_cpu`, where numba is installed.
+    `matrix_unit`: use the processor's matrix unit where there is one. None: yes for `torch_cpu`.
     """
 
     def __init__(
@@ -112,11 +118,14 @@ class TorchBackend(AttentionBackend):
         name: str = "torch_cpu",
         cost: CostModel = CPU,
         compiled: bool | None = None,
+        matrix_unit: bool | None = None,
     ) -> None:
         self.name = name
         self.device = torch.device(device)
         self.cost = cost
         self.compiled = name == "torch_cpu" and _has_compiler() if compiled is None else compiled
+        wanted = name == "torch_cpu" if matrix_unit is None else matrix_unit
+        self._unit = amx.load() if wanted else None
 
     def _new_state(self) -> _State:
         return _State()
@@ -141,7 +150,8 @@ class TorchBackend(AttentionBackend):
         if work.passes:
             stacked = stacked.contiguous()
         merge = Merge((kv_heads, plan.rows, group, head_dim), query.device, options.sinks, work.mixed)
-        how = _Scores(options.scale, options.soft_cap, fused=can_fuse(query.device, options.soft_cap))
+        fused = can_fuse(query.device, options.soft_cap)
+        how = _Scores(options.scale, options.soft_cap, fused, self._unit if fused else None)
         for item in work.passes:
             rows = item.rows
             chosen = stacked[:, rows] if isinstance(rows, slice) else stacked.index_select(1, rows)
@@ -217,6 +227,10 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     """`chosen`: `[kv_heads, rows, group, head_dim]`, K and V `[kv_heads, tokens, head_dim]`."""
     kv_heads, count, group, head_dim = chosen.shape
+    stack = chosen.flatten(1, 2)
+    if how.unit is not None and work.hidden is None and how.unit.serves(stack, key, value):
+        lse, out = how.unit.attend(stack, key, value, how.scale, group if work.causal else 0)
+        return lse.view(kv_heads, count, group), out.view(kv_heads, count, group, head_dim)
     if work.causal and how.fused:
         # One "batch" a KV head, one "head" a query head of its group; K and V are expanded without a copy.
         shape = (kv_heads, group, work.tokens, head_dim)
@@ -230,8 +244,7 @@ def _dense(
     if hidden is not None and work.additive is None:
         # The heads of a group see the same keys: each row's mask is repeated for them.
         work.additive = _additive(hidden).repeat_interleave(group, dim=0)[None, None]
-    stack = chosen.reshape(1, kv_heads, count * group, head_dim)
-    lse, out = how.attend(stack, key[None], value[None], work.additive)
+    lse, out = how.attend(stack[None], key[None], value[None], work.additive)
     lse, out = lse.view(kv_heads, count, group), out.reshape(kv_heads, count, group, head_dim)
     if work.blind is not None:
         lse = lse.masked_fill(work.blind[None, :, None], NOTHING)

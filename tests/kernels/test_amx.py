@@ -1,0 +1,168 @@
+"""Attention on the matrix unit: against float32, at every edge of its tiles; and what happens without it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels import amx
+from kernels.amx import AmxAttention
+from kernels.torch_cpu import TorchBackend
+
+needs_unit = pytest.mark.skipif(amx.load() is None, reason="no matrix unit or no C++ compiler here")
+
+
+def _unit() -> AmxAttention:
+    found = amx.load()
+    assert found is not None
+    return found
+
+
+def _right(query: Tensor, key: Tensor, value: Tensor, scale: float, group: int) -> tuple[Tensor, Tensor]:
+    scores = torch.matmul(query.double(), key.double().mT) * scale
+    if group:
+        last = torch.arange(query.shape[1]) // group
+        scores.masked_fill_(torch.arange(key.shape[1])[None] > last[:, None], float("-inf"))
+    return scores.logsumexp(-1), torch.matmul(scores.softmax(-1), value.double())
+
+
+def _poisoned(heads: int, tokens: int, dim: int, generator: torch.Generator) -> Tensor:
+    """`[heads, tokens, dim]` within a larger pool that is NaN all around."""
+    pool = torch.full((heads, tokens + 70, dim), float("nan"), dtype=torch.bfloat16)
+    inside = pool[:, 35 : 35 + tokens]
+    inside.copy_(torch.randn(inside.shape, generator=generator))
+    return inside
+
+
+@needs_unit
+@given(
+    heads=st.integers(1, 3),
+    rows=st.sampled_from([1, 3, 15, 16, 17, 31, 33, 48, 130, 300]),
+    tokens=st.sampled_from([1, 2, 15, 16, 17, 31, 32, 33, 47, 255, 256, 257, 273, 530]),
+    dim=st.sampled_from([32, 64, 96, 128, 256]),
+    size=st.sampled_from([0.1, 1.0, 8.0]),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(max_examples=120, deadline=None)
+def test_rows_over_all_keys(
+    heads: int, rows: int, tokens: int, dim: int, size: float, threads: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query = (torch.randn((heads, rows, dim), generator=generator) * size).bfloat16()
+    key, value = (_poisoned(heads, tokens, dim, generator) for _ in range(2))
+    _compare(query, key, value, 0, threads)
+
+
+@needs_unit
+@given(
+    count=st.sampled_from([1, 2, 5, 16, 17, 40, 86, 257, 300]),
+    group=st.integers(1, 5),
+    dim=st.sampled_from([64, 128]),
+    threads=st.sampled_from([1, 2]),
+    seed=st.integers(0, 1 << 20),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_over_the_keys_up_to_their_own(
+    count: int, group: int, dim: int, threads: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn((2, count * group, dim), generator=generator).bfloat16()
+    key, value = (_poisoned(2, count, dim, generator) for _ in range(2))
+    _compare(query, key, value, group, threads)
+
+
+def _compare(query: Tensor, key: Tensor, value: Tensor, group: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert _unit().serves(query, key, value)
+        lse, out = _unit().attend(query, key, value, 0.125, group)
+    finally:
+        torch.set_num_threads(before)
+    right_lse, right_out = _right(query, key, value, 0.125, group)
+    torch.testing.assert_close(lse.double(), right_lse, atol=2e-4, rtol=2e-5)
+    # Weights are rounded to bfloat16: 2^-9 of values around 3.
+    torch.testing.assert_close(out.double(), right_out, atol=1.2e-2, rtol=1e-2)
+
+
+@needs_unit
+def test_a_nan_among_the_keys_is_not_hidden() -> None:
+    """A fault in a forward is noticed by its NaN: the running maximum must not swallow it."""
+    key = torch.randn((1, 300, 64)).bfloat16()
+    key[0, 123] = float("nan")
+    lse, out = _unit().attend(torch.randn((1, 20, 64)).bfloat16(), key, torch.ones_like(key), 0.125)
+    assert lse.isnan().all()
+    assert out.isnan().all()
+
+
+@needs_unit
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.float(),
+        lambda x: x[..., :48],
+        lambda x: x.transpose(1, 2),
+        lambda x: torch.zeros((1, 64, 512), dtype=torch.bfloat16),
+    ],
+    ids=["float32", "gaps", "strides", "too wide"],
+)
+def test_what_it_does_not_read_is_left_to_torch(change: object) -> None:
+    x = torch.zeros((1, 64, 64), dtype=torch.bfloat16)
+    assert _unit().serves(x, x, x)
+    assert not _unit().serves(x, change(x), x)  # type: ignore[operator]
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    amx.load.cache_clear()
+    yield
+    amx.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [("flags", "the processor lacks amx_bf16"), ("compiler", "no C++ compiler"), ("source", "failed:")],
+)
+def test_without_it_the_backend_stays_with_torch_and_says_why(
+    broken: str,
+    said: str,
+    fresh: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flags = amx.CPU_FLAGS - ({"amx_bf16"} if broken == "flags" else set())
+    monkeypatch.setattr(amx, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(amx.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(amx.platform, "system", lambda: "Linux")
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such thing >&2; exit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "none") if broken == "compiler" else str(compiler))
+    monkeypatch.setattr(amx, "_folder", lambda: tmp_path)
+    with caplog.at_level(logging.INFO, logger="kernels.amx"):
+        backend = TorchBackend(compiled=False)
+    assert backend._unit is None
+    assert said in caplog.text
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_the_folder_of_the_library_is_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A library is code: one that others could have put there is not loaded."""
+    monkeypatch.setattr(amx, "SOURCE", tmp_path / "package" / "amx_attention.cpp")
+    (tmp_path / "package").mkdir()
+    shared = tmp_path / "package" / "__pycache__"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert amx._folder() == tmp_path / "cache" / "coread"
+    shared.chmod(0o755)
+    assert amx._folder() == shared
