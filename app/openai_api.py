@@ -60,11 +60,14 @@ def openai_router(runtime: Runtime) -> APIRouter:
     @router.get("/models")
     async def models(request: Request) -> dict[str, Any]:
         runtime.identify("api", request)
-        created = int(api.started)
-        listed = [
-            {"id": name, "object": "model", "created": created, "owned_by": "coread"} for name in api.models()
-        ]
-        return {"object": "list", "data": listed}
+        return {"object": "list", "data": [api.model(name) for name in api.models()]}
+
+    @router.get("/models/{name:path}", include_in_schema=False)
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        runtime.identify("api", request)
+        if name not in api.models():
+            raise api.unknown(name)
+        return api.model(name)
 
     @router.post("/chat/completions")
     async def completions(body: ChatRequest, request: Request) -> Response:
@@ -129,6 +132,17 @@ class _Api:
         self._runtime = runtime
         self.started = time.time()
 
+    def model(self, name: str) -> dict[str, Any]:
+        """One model as OpenAI describes it."""
+        return {"id": name, "object": "model", "created": int(self.started), "owned_by": "coread"}
+
+    def unknown(self, name: str) -> ApiRefusal:
+        """The refusal of a model that is not served."""
+        return ApiRefusal(
+            f"The model {name!r} is not served here; known are {', '.join(self.models())}.",
+            status=404, code="model_not_found", param="model",
+        )  # fmt: skip
+
     def models(self) -> list[str]:
         """`coread`, and the language model by its own name."""
         return [SEARCHING_MODEL, self._runtime.engine.status().model]
@@ -141,10 +155,7 @@ class _Api:
         engine = self._runtime.engine
         status = engine.status()
         if body.model not in self.models():
-            raise ApiRefusal(
-                f"The model {body.model!r} is not served here; known are {', '.join(self.models())}.",
-                status=404, code="model_not_found", param="model",
-            )  # fmt: skip
+            raise self.unknown(body.model)
         context = status.shape.max_context if status.shape else 0
         # These two only keep absurd bodies from the template and the tokenizer; the engine counts exactly.
         # Each message has at least its role's token, and no token stands for so many characters.

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from app import http_errors
 from app.account_pages import account_router
 from app.admin_api import admin_router
+from app.allocator import few_arenas, give_back_forever
 from app.dashboard.routes import FeedMiddleware, dashboard_router
 from app.demo_command import demo_router
 from app.errors import AppError, PortUnavailable
@@ -85,6 +86,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     process serves nothing else, so what is there once they are loaded is there for good."""
     import gradio as gr
 
+    from app.gradio_sessions import keep_little, sweep_sessions_forever
     from app.pages.theme import make_theme, stylesheet
     from app.pages.words_page import LanguageMiddleware
 
@@ -99,6 +101,8 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
             asyncio.create_task(sweep_forever(runtime.upload_dir), name="coread-sweep"),
             asyncio.create_task(watch_engine(runtime), name="coread-watchdog"),
             asyncio.create_task(drop_unfetched_forever(demo, streams), name="coread-unfetched"),
+            asyncio.create_task(sweep_sessions_forever(demo, streams), name="coread-sessions"),
+            asyncio.create_task(give_back_forever(), name="coread-memory"),
         ]
         if alone:
             chores.append(asyncio.create_task(freeze_when(runtime.wait_ready()), name="coread-freeze"))
@@ -138,6 +142,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     )
     # Gradio looks where a file that a client names lies only once this is set, which its own `launch` does.
     demo.has_launched = True
+    keep_little(demo)
     mounted.add_middleware(LanguageMiddleware)
     mounted.add_middleware(IdentityMiddleware, signer=runtime.signer)
     mounted.add_middleware(
@@ -182,6 +187,7 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
     settings = runtime.settings
     configure_logging(settings.log_level, settings.log_format)
     files = raise_file_limit()
+    few_arenas()
     sys.setswitchinterval(TURN_S)
     listener = bind(settings.host, settings.port)
     try:

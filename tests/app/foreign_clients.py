@@ -33,6 +33,12 @@ class Steps:
 
     def __init__(self, url: str) -> None:
         self.url, self.failed = url, 0
+        # One loop for all: langchain keeps connections from one call to the next, and they belong to a loop.
+        self._loop = asyncio.Runner()
+
+    def _run(self, work: Callable[[], Any]) -> Any:
+        got = work()
+        return self._loop.run(got) if inspect.iscoroutine(got) else got
 
     def _say(self, ok: bool, name: str, what: object) -> None:
         self.failed += not ok
@@ -41,7 +47,7 @@ class Steps:
     def gives(self, name: str, work: Callable[[], Any]) -> None:
         """The step returns something that is not empty."""
         try:
-            got = _run(work)
+            got = self._run(work)
             self._say(bool(got), name, got)
         except Exception as error:
             self._say(False, name, f"{type(error).__name__}: {error}")
@@ -49,7 +55,7 @@ class Steps:
     def refuses(self, name: str, work: Callable[[], Any], kind: type[Exception]) -> None:
         """The step raises the client's own error of this kind."""
         try:
-            self._say(False, name, f"no error but {_run(work)}")
+            self._say(False, name, f"no error but {self._run(work)}")
         except kind as error:
             self._say(True, name, f"{type(error).__name__}: {error}")
         except Exception as error:
@@ -58,7 +64,7 @@ class Steps:
     def frees(self, name: str, work: Callable[[], Any]) -> None:
         """What the step gave up is given up by the engine too, long before it would have ended."""
         try:
-            _run(work)
+            self._run(work)
             for _ in range(100):
                 status = httpx.get(f"{self.url}/readyz", trust_env=False).json()
                 if not status["running"] and not status["queued"]:
@@ -67,11 +73,6 @@ class Steps:
             self._say(False, name, f"still at work: {status['running']} running")
         except Exception as error:
             self._say(False, name, f"{type(error).__name__}: {error}")
-
-
-def _run(work: Callable[[], Any]) -> Any:
-    got = work()
-    return asyncio.run(got) if inspect.iscoroutine(got) else got
 
 
 def litellm_steps(steps: Steps, base: str) -> None:

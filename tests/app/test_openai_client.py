@@ -51,6 +51,9 @@ async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
 
 async def test_models(client: AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == ["coread", "fake-model"]
+    assert (await client.models.retrieve("fake-model")).owned_by == "coread"
+    with pytest.raises(openai.NotFoundError, match="not served here"):
+        await client.models.retrieve("gpt-4o")
 
 
 @pytest.mark.parametrize("model", ["coread", "fake-model"])
