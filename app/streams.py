@@ -122,6 +122,7 @@ async def drop_unfetched_forever(demo: gr.Blocks, streams: EventStreams, every_s
         await asyncio.sleep(every_s)
         try:
             if dropped := await drop_unfetched(demo, streams):
-                log.info("the events of %d pages that nobody fetched were dropped", dropped)
+                pages = "1 page" if dropped == 1 else f"{dropped:,} pages"
+                log.info("the events of %s that nobody fetched were dropped", pages)
         except Exception as error:
             log.warning("unfetched events could not be dropped: %s", error)

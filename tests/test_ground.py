@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -192,6 +194,29 @@ def test_readme_has_a_row_with_the_default_for_every_setting() -> None:
             assert float(rows[name]) == default, name
         elif isinstance(default, str) and name != "INSTRUCTIONS":
             assert rows[name] == default, name
+
+
+# The Makefile
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ([], []),  # the settings decide, not names that some shells export
+        (["HOST=::1"], ["--host", "::1"]),
+        (["PORT=9000", "HOST=127.0.0.1"], ["--host", "127.0.0.1", "--port", "9000"]),
+    ],
+)
+def test_make_run_passes_on_only_what_its_command_line_gives(given: list[str], options: list[str]) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("there is no make here")
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-n", "-o", ".venv/.installed", "run", *given],
+        cwd=ROOT,
+        env={**os.environ, "HOST": "0.0.0.0", "PORT": "1", "COREAD_PORT": "8123", "MAKEFLAGS": ""},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1].split()[1:] == ["serve", *options]
 
 
 # The build of torch

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.addresses import over_https
 from app.pages.words import COOKIE, LANGUAGES, MARK, TEXTS, Language, Words, language_of
 
 #: What Gradio's frontend calls the languages; it asks the browser, so the browser is made to say it.
@@ -65,7 +66,7 @@ class LanguageMiddleware:
             rest = urlencode([pair for pair in pairs if pair[0] != "language"])
             path = "/" + str(scope["path"]).lstrip("/\\")
             answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303, {"cache-control": "no-store"})
-            https = scope.get("scheme") == "https" or headers.get("x-forwarded-proto", "").startswith("https")
+            https = over_https(scope.get("scheme"), headers)
             answer.headers.append("set-cookie", _cookie(asked, https))
             await answer(scope, receive, send)
             return

@@ -10,6 +10,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from app.addresses import over_https
 from app.errors import NoIdentity
 from app.principal import CookieSigner, IdentityMiddleware, Principal, key_principal, require
 
@@ -117,3 +118,18 @@ def test_keys_are_principals_of_their_own() -> None:
     assert "key-a" not in a.id
     assert key_principal("key-c", ["key-a", "key-b"]) is None
     assert key_principal("", []) is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "forwarded", "https"),
+    [
+        ("https", "", True),
+        ("http", "https", True),
+        ("http", "https, http", True),  # a proxy behind the first spoke http to us
+        ("http", "http, https", False),
+        ("http", "httpsx", False),
+        ("http", "", False),
+    ],
+)
+def test_whether_a_browser_spoke_https(scheme: str, forwarded: str, https: bool) -> None:
+    assert over_https(scheme, {"x-forwarded-proto": forwarded}) is https
