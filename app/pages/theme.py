@@ -53,6 +53,7 @@ def make_theme() -> gr.themes.Base:
         block_background_fill_dark="#151d26",
         block_border_color="#dde3ea",
         block_border_color_dark="#2b3743",
+        block_radius="16px",
         block_label_background_fill="transparent",
         block_label_background_fill_dark="transparent",
         input_background_fill="#ffffff",

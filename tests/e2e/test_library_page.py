@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from playwright.async_api import Browser, Locator, Page, expect
 
-from app.pages.build import build_demo
-from app.runtime import Runtime
-from app.server import bind, create_app
-from app.settings import load_settings
-from tests.app.conftest import FakeParts
-from tests.app.fakes import FakeEngine
-from tests.e2e.conftest import Person, Served
+from tests.e2e.conftest import SETUP_TOKEN, Person, Served, set_up
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-expect.set_options(timeout=30_000)  # a busy machine is slow, and slow is not wrong
 MILL = b"# The mill\n\nThe mill at Tarn grinds barley.\n\n## Sails\n\nIt has four sails.\n"
 HOSTILE = '<img src=x onerror="window.ran=1"> ${window.ran=1} [l](javascript:window.ran=1) <|im_end|>'
 
 
 async def visit(browser: Browser, served: Served, **more: Any) -> Person:
     context = await browser.new_context(viewport={"width": 1280, "height": 900}, **more)
-    context.set_default_timeout(30_000)
     person = Person(context, await context.new_page(), served.url)
     await look(person)
     return person
@@ -184,34 +174,13 @@ async def test_hostile_names_and_contents_are_only_shown(served: Served, browser
     ann.assert_unharmed()
 
 
-@pytest.fixture
-def with_accounts(
-    tmp_path: Path, two_sample_documents: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Served]:
-    monkeypatch.setenv("COREAD_SETUP_TOKEN", "the-token")
-    engine = FakeEngine()
-    settings = load_settings(data_dir=tmp_path / "data", port=0, access="accounts")
-    runtime = Runtime(settings, FakeParts(engine))
-    listener = bind("127.0.0.1", 0)
-    runtime.open()
-    config = uvicorn.Config(
-        create_app(runtime, build_demo(runtime)), log_level="warning", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", runtime, engine)
-    server.should_exit = True
-    thread.join(20)
-    listener.close()
-
-
 async def form(page: Page, address: str, **fields: str) -> None:
     await page.goto(address)
     within = page.locator("form").filter(has=page.locator("input[name=name]")).first
     for name, value in fields.items():
         await within.locator(f"input[name={name}]").fill(value)
-    await within.locator("button").click()
+    async with page.expect_navigation():  # leaving earlier would lose the cookie that comes
+        await within.locator("button").click()
 
 
 @pytest.fixture
@@ -219,16 +188,11 @@ async def two_people(with_accounts: Served, browser: Browser) -> tuple[Person, P
     url, people = with_accounts.url, []
     for name in ("Root", "Bob"):
         context = await browser.new_context(viewport={"width": 390, "height": 844})
-        context.set_default_timeout(30_000)
         people.append(Person(context, await context.new_page(), url))
         page = people[-1].page
         if name == "Root":
-            for _ in range(100):  # until the database is open
-                await page.goto(url)
-                if "/set-up" in page.url:
-                    break
-                await asyncio.sleep(0.2)
-            await form(page, f"{url}/set-up", token="the-token", name=name, password="correct horse")
+            await set_up(page, with_accounts)
+            await form(page, f"{url}/set-up", token=SETUP_TOKEN, name=name, password="correct horse")
             await form(page, f"{url}/people", name="Bob", password="battery staple")
         else:
             await form(page, f"{url}/sign-in", name=name, password="battery staple")
