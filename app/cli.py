@@ -124,19 +124,23 @@ def ingest(
     as_json: Json = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Add files to a collection that everybody who can open this server may read."""
+    """Add files to a collection that everybody who can open this server may read; JSON keys: collection,
+    documents (name, document, status: ready, unchanged or failed, passages, message)."""
     from app.client import run_ingest
 
     def report(row: dict[str, Any]) -> None:
-        if not as_json:
-            mark = "✓" if row["status"] == "ready" else "✗"
-            detail = f"{row['passages']:,} passages" if row["status"] == "ready" else row["message"]
-            typer.echo(f"{mark} {row['name']}: {detail}")
+        if as_json:
+            return
+        passages = "1 passage" if row["passages"] == 1 else f"{row['passages']:,} passages"
+        mark, detail = {"ready": ("✓", passages), "unchanged": ("=", f"unchanged, {passages}")}.get(
+            row["status"], ("✗", row["message"])
+        )
+        typer.echo(f"{mark} {row['name']}: {detail}")
 
     rows = _guarded(lambda: run_ingest(load_settings(data_dir=data_dir), paths, collection, private, report))
     if as_json:
         _print_json({"collection": collection, "documents": rows})
-    if any(row["status"] != "ready" for row in rows):
+    if any(row["status"] not in ("ready", "unchanged") for row in rows):
         raise typer.Exit(1)
 
 
@@ -252,7 +256,9 @@ def reindex(
     if as_json:
         _print_json(report)
     else:
-        typer.echo(f"{report['documents']:,} documents with {report['passages']:,} passages.")
+        documents = "1 document" if report["documents"] == 1 else f"{report['documents']:,} documents"
+        passages = "1 passage" if report["passages"] == 1 else f"{report['passages']:,} passages"
+        typer.echo(f"{documents} with {passages}.")
         for problem in report["problems"]:
             typer.echo(f"PROBLEM    {problem}")
     if report["problems"]:

@@ -10,6 +10,7 @@ from app.principal import Principal
 from app.runtime import Runtime
 from app.store import EVERYBODY
 from app.updates import Finished, Source
+from rag.errors import DuplicateDocument
 
 
 def _source(source: Source) -> dict[str, Any]:
@@ -83,15 +84,20 @@ async def ingest_bytes(
 ) -> dict[str, Any]:
     """Add one file to the principal's collection of that name and wait until it can be found.
 
-    Keys: `name`, `document`, `status` ("ready" or "failed"), `passages`, `message`.
+    Keys: `name`, `document`, `status` ("ready", "failed", or "unchanged" where the collection holds the same
+    content already), `passages`, `message`.
     """
     reader = principal.id if private else EVERYBODY
     id = await runtime.knowledge.collection(principal, collection, reader)
-    info = await runtime.knowledge.ingest(id, name, data, principal)
+    unchanged = False
+    try:
+        info = await runtime.knowledge.ingest(id, name, data, principal)
+    except DuplicateDocument as error:
+        info, unchanged = await runtime.knowledge.readable_info(principal, error.existing), True
     return {
-        "name": info.name,
+        "name": name if unchanged else info.name,
         "document": info.id,
-        "status": info.status,
+        "status": "unchanged" if unchanged and info.status == "ready" else info.status,
         "passages": info.passages,
         "message": info.message,
     }

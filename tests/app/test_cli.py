@@ -91,6 +91,29 @@ def test_files_and_folders_are_added_and_bad_ones_named(tmp_path: Path) -> None:
     assert "barley" in run("search", "mill barley")[1]
 
 
+def check_a_second_time(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "mill.md").write_text("# Mill\n\nThe mill grinds barley.")
+    code, out, _ = run("ingest", str(folder), "--collection", "Texts")
+    assert (code, out) == (0, "✓ mill.md: 1 passage\n")
+    code, out, _ = run("ingest", str(folder), "--collection", "Texts")
+    assert (code, out) == (0, "= mill.md: unchanged, 1 passage\n")
+    (folder / "weir.md").write_text("# Weir\n\nThe weir holds the water back.")
+    code, out, _ = run("ingest", str(folder), "--collection", "Texts", "--json")
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)["documents"]}
+    assert {name: row["status"] for name, row in rows.items()} == {"mill.md": "unchanged", "weir.md": "ready"}
+    assert rows["mill.md"]["document"] != rows["weir.md"]["document"]
+
+
+def test_what_is_there_already_is_unchanged_and_no_failure(tmp_path: Path) -> None:
+    check_a_second_time(tmp_path / "texts")
+
+
+def test_what_a_server_holds_already_is_unchanged_and_no_failure(tmp_path: Path, server: Runtime) -> None:
+    check_a_second_time(tmp_path / "texts")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
