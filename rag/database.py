@@ -53,10 +53,13 @@ class Database:
         self._closed = False
         self._close_lock = threading.Lock()
         try:
+            # Made here, readable by its user alone: SQLite gives its log and its index the same mode.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             self._writer = self._connect()
             mode = self._writer.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-        except sqlite3.Error as error:
-            raise DatabaseError(f"The database {self.path} can't be opened: {error}.") from error
+        except (sqlite3.Error, OSError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DatabaseError(f"The database {self.path} can't be opened: {reason}.") from error
         if mode != "wal":
             raise DatabaseError(f"The database {self.path} can't use a write-ahead log (got {mode!r}).")
         #: How many writes there were: what was read while it was the same is still so.

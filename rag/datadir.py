@@ -6,7 +6,8 @@
       files/ab/abcd…     uploaded files under the SHA-256 of their content, never under their names
       tmp/               half-written files; emptied at start
 
-A name that a person chose never becomes part of a path.
+A name that a person chose never becomes part of a path. All of it is readable by its user alone: made so,
+and made so again at every start, since the folder may be one that was there before.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +28,7 @@ from typing import IO
 
 from rag.errors import DataDirLocked, DataDirUnwritable
 
+log = logging.getLogger("coread.rag")
 DATABASE = "coread.sqlite"
 _HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -33,18 +37,20 @@ class DataDir:
     """Owns a data folder until `close`.
 
     Raises `DataDirUnwritable` where it can't be made or written and `DataDirLocked` where another
-    process owns it.
+    process owns it. Where others may read what is there and that cannot be changed, the log says so.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser().absolute()
         try:
             for folder in (self.path, self.files, self.tmp):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=self.tmp):
                 pass
             # "a+" creates the file without truncating what a present owner wrote into it.
-            self._lock: IO[str] = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+            self._lock: IO[str] = open(  # noqa: SIM115
+                self.path / "lock", "a+", encoding="utf-8", opener=_private
+            )
         except OSError as error:
             raise DataDirUnwritable(
                 f"The data folder {self.path} can't be written ({error.strerror or error}); "
@@ -55,6 +61,7 @@ class DataDir:
             holder = _parse_holder(self._lock.read())
             self._lock.close()
             raise DataDirLocked(str(self.path), holder)
+        self._tighten()
         self.announce()
         self._empty_tmp()
 
@@ -89,7 +96,7 @@ class DataDir:
         target = self.file(content_hash)
         if target.exists() and target.stat().st_size == len(data):
             return content_hash
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(exist_ok=True, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=self.tmp)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -127,12 +134,44 @@ class DataDir:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _tighten(self) -> None:
+        """Take from everybody else what the folder's modes give them (where files have modes at all)."""
+        if os.name != "posix":
+            return
+        own = [e for e in self.path.iterdir() if e.suffix == ".key" or e.name.startswith(DATABASE)]
+        loose = [p for p in (self.path, self.files, self.tmp, self.path / "lock", *own) if not _tightened(p)]
+        if loose:
+            log.warning(
+                "others on this machine may read %s, and that cannot be changed from here; keep the data in "
+                "a folder that belongs to the server's own user",
+                ", ".join(map(str, loose)),
+            )
+
     def _empty_tmp(self) -> None:
         for entry in self.tmp.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _tightened(path: Path) -> bool:
+    """Whether only its user may read `path`, changed to be so where it was not. A folder in which everybody
+    may put things (the system's own for temporary files) stays as it is: it is not ours."""
+    try:
+        mode = path.stat().st_mode
+        if not mode & 0o077:
+            return True
+        if mode & stat.S_ISVTX:
+            return False
+        path.chmod(stat.S_IMODE(mode) & 0o700)
+        return not path.stat().st_mode & 0o077  # some file systems take the call and keep the mode
+    except OSError:
+        return False
 
 
 def stored_files(path: Path) -> Iterator[str]:
