@@ -3,10 +3,11 @@ that stood in the prompt.
 
 *verified*     every number, name and date of the sentence stands literally in the passage, most of its other
                words do too, and both affirm or both deny
-*similar*      the words are largely the passage's, but something is not literally there
-*unsupported*  neither
+*similar*      the words are largely the passage's, but a name is not literally there, or one of them denies
+*unsupported*  neither; and whatever names a number or a date that the passage does not have
 
-The rule is literal on purpose: it can be explained, and no wrong number is "verified" for sounding right.
+The rule is literal on purpose: it can be explained, and no wrong number is shown as anybody's for sounding
+right.
 """
 
 from __future__ import annotations
@@ -70,6 +71,15 @@ _NUMBER_WORDS = {
         ]
     )
 }
+#: Days and months, as far as one tells them from another word; longer and shorter forms are the same.
+_DATES = re.compile(
+    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun|"
+    r"January|February|March|April|June|July|August|September|October|November|December|"
+    r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?)\b"
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+#: What a list puts before its items, and what points at a source: no numbers of the sentence.
+_NO_CLAIM = re.compile(r"^\s*\d+[.)]\s+|\[\d+\]")
 
 
 class Citable(Protocol):
@@ -87,7 +97,8 @@ class Attribution:
 
     source              index into the passages, None for "unsupported"
     source_start, _end  the best sentence of that passage, offsets into the passage's text
-    missing             facts of the sentence that do not stand in the passage
+    missing             facts of the sentence that do not stand in the passage (literally: a number may be
+                        there in another form)
     """
 
     start: int
@@ -122,8 +133,10 @@ def facts(sentence: str) -> list[str]:
     """The numbers, dates and names of a sentence, each as it is written.
 
     Every capitalised word counts as a name, but for function words, so that none is missed; codes like
-    "V-17" count as numbers. Number words up to twelve are facts too.
+    "V-17" count as numbers. Number words up to twelve are facts too. The number of a list item and "[1]" are
+    none.
     """
+    sentence = _NO_CLAIM.sub(" ", sentence)
     found: list[str] = [m.group() for m in _NUMBER.finditer(sentence)]
     for match in _NAME.finditer(sentence):
         bare = re.sub(r"['’]s$", "", match.group())
@@ -145,12 +158,15 @@ def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
 
 
 def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
-    """While an answer is being written: what its last sentence seems to rest on; None for nothing yet."""
+    """While an answer is being written: what its last sentence seems to rest on; None for nothing yet.
+
+    Its numbers may be half written, so that they decide nothing here.
+    """
     spans = sentences(text)
     if not spans or not passages:
         return None
     prepared = [_Prepared(p.text) for p in passages]
-    found = _best(text, spans[-1], prepared, _weights(prepared))
+    found = _best(text, spans[-1], prepared, _weights(prepared), finished=False)
     return found if found.source is not None else None
 
 
@@ -166,7 +182,12 @@ class _Prepared:
 
 
 def _best(
-    answer: str, span: tuple[int, int], passages: Sequence[_Prepared], weights: dict[str, float]
+    answer: str,
+    span: tuple[int, int],
+    passages: Sequence[_Prepared],
+    weights: dict[str, float],
+    *,
+    finished: bool = True,
 ) -> Attribution:
     sentence = answer[span[0] : span[1]]
     words = set(_words(sentence))
@@ -188,7 +209,7 @@ def _best(
         verdict: Verdict = "unsupported"
         if not missing and coverage >= _VERIFIED_COVERAGE and not denies and (claims or coverage >= 0.8):
             verdict = "verified"
-        elif coverage >= _SIMILAR_COVERAGE:
+        elif coverage >= _SIMILAR_COVERAGE and not (finished and any(_lacks(c, passage) for c in missing)):
             verdict = "similar"
         rank = ({"verified": 2, "similar": 1, "unsupported": 0}[verdict], coverage, -float(index))
         found = Attribution(
@@ -242,3 +263,26 @@ def _stands_in(fact: str, passage: _Prepared) -> bool:
     if other is None:
         return False
     return re.search(rf"(?<!{_IN_WORD}){other}(?!{_IN_WORD}|[.,:]\d)", passage.normal, re.I) is not None
+
+
+def _lacks(fact: str, passage: _Prepared) -> bool:
+    """Whether a fact that does not stand in the passage is a number or a date that it has in no other form
+    ("46" for "46.0", "May" for "2021-05-03") either."""
+    if _DATES.fullmatch(fact):
+        short = fact[:3].lower()
+        if any(other[:3].lower() == short for other in _DATES.findall(passage.normal)):
+            return False
+        month = _MONTHS.index(short) + 1 if short in _MONTHS else 0
+        return not (month and re.search(rf"\b\d{{4}}[-/.]{month:02}\b", passage.normal))
+    value = _value(_NUMBER_WORDS.get(fact.lower(), fact))
+    if value is None:
+        return any(c.isdigit() for c in fact)  # a code, a time
+    # The day and the year of "2021-05-03" are numbers of the passage too.
+    return all(_value(part) != value for part in re.findall(r"\d+(?:\.\d+)?", passage.normal))
+
+
+def _value(number: str) -> float | None:
+    try:
+        return float(_normal(number))
+    except ValueError:
+        return None

@@ -162,14 +162,14 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
         "最接近：與問題最接近的段落，沒有據此作答",
     ),
     "source.verified_why": (
-        "verified: the answer states what this passage says",
-        "已核實：答案所說的與此段落一致",
+        "verified: its words and numbers stand in this passage",
+        "已核實：其用詞與數字均見於此段落",
     ),
-    "source.similar_why": ("similar: close to what the answer says; check it", "相近：與答案接近，請自行核對"),
-    "source.unsupported_why": (
-        "unsupported: the answer does not lean on this passage",
-        "無佐證：答案並未依據此段落",
+    "source.similar_why": (
+        "similar: close to this passage, not word for word",
+        "相近：與此段落接近，但並非逐字相同",
     ),
+    "source.unsupported_why": ("unsupported: no passage says this", "無佐證：沒有段落這樣說"),
     "source.found": ("search: {how}", "搜尋：{how}"),
     "source.rank": ("{leg} rank {rank:,}", "{leg} 第 {rank:,} 名"),
     "source.score": ("score {score:.3f}", "分數 {score:.3f}"),

@@ -76,6 +76,54 @@ def test_one_wrong_number_name_or_date_is_never_verified(answer: str, missing: s
     assert missing in found.missing
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "The green shares raised £1.25.",
+        "The green shares raised 1,060 pounds on 3 May 2021.",
+        "The green shares raised 1,050 pounds on 3 June 2021.",
+        "The green shares raised 1,050 pounds on Monday.",
+        "There are seven life rafts.",
+        "Buoy V-18 carries 180 passengers and 32 cars.",
+        "She carries 180 passengers, and 32 cars on 3 May 2022.",
+        "MV Kittiwake carries 180 passengers and -32 cars.",
+        "1. MV Kittiwake was built in 2007 by the Brannock yard.",
+    ],
+)
+def test_no_passage_says_a_number_or_a_date_that_it_does_not_have(answer: str) -> None:
+    assert {a.verdict for a in attribute(answer, BOTH)} == {"unsupported"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ("She is 46 metres long and carries 180 passengers.", KITTIWAKE.text),
+        ("The shares were sold on 3 May 2021.", "The shares were sold on 2021-05-03."),
+        ("The shares were sold on 3 January.", "On Jan 03 the shares were sold."),
+        (
+            "They were sold on Monday, as the money was gone.",
+            "They were sold on Mondays; the money was gone.",
+        ),
+        ("MV Razorbill carries 180 passengers and 32 cars.", KITTIWAKE.text),  # a name, no number
+    ],
+)
+def test_a_number_in_another_form_or_another_name_is_similar(answer: str, text: str) -> None:
+    (found,) = attribute(answer, [Passage(1, text)])
+    assert found.verdict == "similar"
+    assert found.missing
+
+
+def test_a_word_that_begins_like_a_date_is_none() -> None:
+    passage = Passage(1, "In that month the shares of the owner were sold at the market.")
+    assert attribute("On Monday the shares of the owner were sold.", [passage])[0].verdict == "unsupported"
+    assert attribute("In March the shares of the owner were sold.", [passage])[0].verdict == "unsupported"
+
+
+def test_numbers_of_lists_and_of_sources_claim_nothing() -> None:
+    (found,) = attribute("7) She carries 120 passengers [9]", BOTH)
+    assert (found.verdict, found.missing) == ("verified", ())
+
+
 def test_the_opposite_is_not_verified() -> None:
     assert only("Her master is the owner.").verdict == "similar"
     assert only("Her master is not the owner.").verdict == "verified"
@@ -105,7 +153,7 @@ def test_chinese_sentences_are_attributed_too() -> None:
     (found,) = attribute("产品保修期为24个月。", passages)
     assert (found.verdict, found.source) == ("verified", 1)
     assert passages[1].text[found.source_start : found.source_end] == "产品的保修期为24个月。"
-    assert attribute("产品保修期为12个月。", passages)[0].verdict == "similar"
+    assert attribute("产品保修期为12个月。", passages)[0].verdict == "unsupported"
 
 
 def test_while_an_answer_is_written_its_source_shows() -> None:
@@ -113,6 +161,9 @@ def test_while_an_answer_is_written_its_source_shows() -> None:
     found = best_source("The ship was built in 2006. She carries 180 pass", BOTH)
     assert found is not None
     assert found.source == 0
+    half = best_source("MV Kittiwake was built in 20", BOTH)
+    assert half is not None, "a number that is half written says nothing yet"
+    assert half.source == 0
 
 
 def test_facts_are_numbers_dates_names_and_codes() -> None:
