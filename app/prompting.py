@@ -1,7 +1,9 @@
 """From a question to the engine's segments: which text goes in, and whose it is.
 
 `rag` lays the prompt out; the scopes of its segments are turned into the engine's here. What a person may
-no longer read leaves the prompt, together with the earlier answers that were made from it.
+no longer read leaves the prompt, together with the earlier answers that were made from it. So do earlier
+answers that no passage supports: a model takes what it said before for true, and one wrong answer would make
+the next ones wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
 from app.pages.words import phrase
 from app.refusal import is_refusal
+from app.repetition import loop_start
 from app.settings import Settings
 from app.store import Message, Ranking, Reference, Zone
 from engine.errors import ContextTooLong
@@ -276,7 +279,8 @@ class Prompter:
     def _history(
         self, path: Sequence[Message], texts: dict[str, DocumentText | None]
     ) -> tuple[list[Turn], bool]:
-        """Earlier turns as generated, without those whose documents are gone or that have no answer."""
+        """Earlier turns as generated, without those whose documents are gone, that have no answer, or whose
+        answer is not to be relied on. Search still sees their questions."""
         turns: list[Turn] = []
         lost = False
         for question, answer in itertools.pairwise(path):
@@ -284,6 +288,8 @@ class Prompter:
                 continue
             if is_refusal(answer):
                 continue  # the model never saw that question, and would learn to refuse from it
+            if _unsupported(answer) or _ended_for_repetition(answer):
+                continue
             given = [r for r in answer.references if r.zone]
             documents = [texts.get(r.document_id) for r in given]
             if any(d is None or d.version != r.version for d, r in zip(documents, given, strict=True)):
@@ -377,3 +383,16 @@ def _last_front(path: Sequence[Message]) -> list[Span]:
         if message.role == "assistant" and not is_refusal(message):
             return [Span.of(r) for r in message.references if r.zone == "front"]
     return []
+
+
+def _unsupported(answer: Message) -> bool:
+    """Whether no passage supports any sentence of a stored answer. With nothing in its prompt there was
+    nothing to support it, which says nothing about it."""
+    verdicts = {reference.verdict for reference in answer.references if not reference.zone}
+    return verdicts == {"unsupported"}
+
+
+def _ended_for_repetition(answer: Message) -> bool:
+    """Such an answer is stored without ids, since its text was cut (`app.turn`); one that was written in part
+    when the server stopped still has its loop."""
+    return answer.tokens is None or loop_start(answer.text) is not None

@@ -145,7 +145,35 @@ async def test_a_model_that_loops_is_stopped(runtime: Runtime, engine: FakeEngin
     assert "repeat itself" in finished.notes[0]
     engine.script = says("Yes.")
     await ask(runtime, ANN, "Go on?", talk)
-    assert prompt_of(engine).count("It is a bakery.") == 1
+    assert "It is a bakery." not in prompt_of(engine)
+    assert QUESTION not in prompt_of(engine)
+
+
+async def test_a_wrong_answer_is_not_in_the_next_prompt_but_its_question_is_searched_with(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script = says("The lighthouse cost £1.25. It was sold in 1999.")
+    talk, wrong = await ask(runtime, ANN)
+    assert {source.verdict for source in wrong.sources} == {"unsupported"}
+    searched: list[Any] = []
+    search = runtime.knowledge.search
+
+    async def watched(readable: Any, query: str, limit: int, history: Any = ()) -> Any:
+        searched.append(list(history))
+        return await search(readable, query, limit, history)
+
+    monkeypatch.setattr(runtime.knowledge, "search", watched)
+    engine.script = says("It was built in 1871. It cost £1.25.")
+    _, right = await ask(runtime, ANN, "And when was it built?", talk)
+    assert searched == [[QUESTION]]
+    assert "1.25" not in prompt_of(engine)
+    assert QUESTION not in prompt_of(engine)
+    assert right.sources[0].verdict == "verified"
+    engine.script = says("Rape oil.")
+    await ask(runtime, ANN, "And what does its lamp burn?", talk)
+    assert searched[-1] == [QUESTION, "And when was it built?"]
+    assert "It was built in 1871. It cost £1.25." in prompt_of(engine), "one sentence of it is supported"
+    assert len(await runtime.store.path(ANN, talk)) == 6, "what is on screen stays"
 
 
 async def test_a_refused_question_is_not_kept(runtime: Runtime, engine: FakeEngine) -> None:
