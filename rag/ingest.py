@@ -6,6 +6,8 @@
 
 Everything a document consists of is written in the one transaction at the end, so a crash at any moment
 leaves a document that is ready or one whose job starts again; three starts that ended the process fail it.
+Owners take turns (`rag.fair_queue`): where one has two documents in work and another begins to wait, one of
+the two pauses between passages until the other's is read.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import logging
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from rag.database import Database
 from rag.datadir import DataDir
 from rag.embed import Courtesy, Embedder, Vectors
 from rag.errors import NotFound, ParseFailed, RagError
+from rag.fair_queue import Job, choose, oldest_of_each_owner
 from rag.indexes import Indexes
 from rag.parse.client import parse_file
 from rag.parse.types import Limits, Parsed, Section
@@ -40,20 +43,6 @@ _MINE = "document = ? AND queued = ? AND status IN ('parsing', 'embedding')"
 _AGAIN_S = 1.0
 #: Passages between two looks at whether somebody is being answered.
 _EMBED_BATCH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A claimed job. `document` and `collection` are integer keys; `queued` tells it from an earlier or later
-    job for the same document, which may have been cancelled or superseded."""
-
-    document: int
-    document_id: str
-    collection: int
-    content_hash: str
-    name: str
-    size: int
-    queued: float
 
 
 class Ingest:
@@ -78,6 +67,11 @@ class Ingest:
         self._wake = threading.Condition()
         self._stopping = False
         self._working: set[Job] = set()
+        #: Those of them whose thread reads somebody else's document first.
+        self._paused: set[Job] = set()
+        self._claiming = threading.Lock()  # two threads that choose at once must not choose the same owner
+        #: The number of the last turn of those who have documents in work or waiting.
+        self._turns: dict[str, int] = {}
         self._cancelled: set[Job] = set()
         self._waiters: dict[str, list[Future[DocumentInfo]]] = {}
         self._threads = [
@@ -158,17 +152,21 @@ class Ingest:
                         # The time-out only matters where a notification came between claim and wait.
                         self._wake.wait(_AGAIN_S)
                 continue
-            fault: tuple[str, str] | None = None
-            try:
-                self._work(job)
-            except ParseFailed as error:
-                fault = error.reason, error.message
-            except RagError as error:
-                fault = error.code, str(error)
-            except Exception:
-                log.exception("document %s could not be indexed", job.document_id)
-                fault = "internal", "The document could not be indexed; the server's log says why."
-            self._conclude(job, fault)
+            self._attempt(job)
+
+    def _attempt(self, job: Job, *, may_pause: bool = True) -> None:
+        """Read a claimed document and note what became of it; raises nothing."""
+        fault: tuple[str, str] | None = None
+        try:
+            self._work(job, may_pause)
+        except ParseFailed as error:
+            fault = error.reason, error.message
+        except RagError as error:
+            fault = error.code, str(error)
+        except Exception:
+            log.exception("document %s could not be indexed", job.document_id)
+            fault = "internal", "The document could not be indexed; the server's log says why."
+        self._conclude(job, fault)
 
     def _conclude(self, job: Job, fault: tuple[str, str] | None) -> None:
         """Note what became of a job and tell who waits. A database that refuses is asked until it works again
@@ -189,32 +187,57 @@ class Ingest:
             self._working.discard(job)
             self._cancelled.discard(job)
 
-    def _claim(self) -> Job | None:
-        # Most wake-ups find nothing: look before taking the write lock.
-        if self._db.read_sync(_next_job) is None:
-            return None
-
-        def write(connection: sqlite3.Connection) -> Job | None:
-            row = _next_job(connection)
-            if row is None:
-                return None
-            connection.execute(
-                "UPDATE jobs SET status = 'parsing', progress = 0, attempts = attempts + 1 "
-                "WHERE document = ?",
-                (row["document"],),
-            )
-            return Job(
-                row["document"], row["id"], row["collection"], row["content_hash"], row["name"], row["size"],
-                row["queued"],
-            )  # fmt: skip
-
-        job = self._db.write_sync(write)
-        if job is not None:
+    def _claim(self, *, idle_owner: bool = False) -> Job | None:
+        """Take the next job, or with `idle_owner` that of an owner of whose documents none is being read."""
+        with self._claiming:
             with self._wake:
-                self._working.add(job)
-        return job
+                running = Counter(job.owner for job in self._working - self._paused)
+            # Most wake-ups find nothing: look before taking the write lock.
+            waiting = self._db.read_sync(oldest_of_each_owner)
+            known = {*running, *(job.owner for job in waiting)}
+            self._turns = {o: n for o, n in self._turns.items() if o in known}
+            if choose(waiting, running, self._turns, idle_owner=idle_owner) is None:
+                return None
 
-    def _work(self, job: Job) -> None:
+            def write(connection: sqlite3.Connection) -> Job | None:
+                waiting = oldest_of_each_owner(connection)
+                job = choose(waiting, running, self._turns, idle_owner=idle_owner)
+                if job is not None:
+                    connection.execute(
+                        "UPDATE jobs SET status = 'parsing', progress = 0, attempts = attempts + 1 "
+                        "WHERE document = ?",
+                        (job.document,),
+                    )
+                return job
+
+            job = self._db.write_sync(write)
+            if job is not None:
+                self._turns[job.owner] = max(self._turns.values(), default=0) + 1
+                with self._wake:
+                    self._working.add(job)
+            return job
+
+    def _give_way(self, job: Job) -> None:
+        """First read the documents of owners who have none in work, as long as `job`'s owner has another."""
+        while True:
+            with self._wake:
+                mine = sum(other.owner == job.owner for other in self._working - self._paused)
+                if mine < 2 or self._stopping or job in self._cancelled:
+                    return
+                self._paused.add(job)
+            try:
+                other = self._claim(idle_owner=True)
+                if other is None:
+                    return
+                self._attempt(other, may_pause=False)
+            except Exception:  # no fault of this document's
+                log.exception("the queue of uploads could not be used; nobody is given way to")
+                return
+            finally:
+                with self._wake:
+                    self._paused.discard(job)
+
+    def _work(self, job: Job, may_pause: bool) -> None:
         self._courtesy.wait()  # reading a file starts a process, which costs as much as some embedding
         parsed = parse_file(
             self._data_dir.file(job.content_hash), job.name, self._limits, lambda: self._abandoned(job)
@@ -224,7 +247,7 @@ class Ingest:
         if not passages:
             raise ParseFailed("no text", "The document holds no text that could be found again.")
         self._progress(job, 0.0, "embedding")
-        vectors = self._embed(job, passages)
+        vectors = self._embed(job, passages, may_pause)
         prepared = [lexical.prepare(p.embedding_text) for p in passages]
         if self._abandoned(job):
             raise _cancelled()
@@ -242,12 +265,14 @@ class Ingest:
         if old_hash is not None:
             self.replaced(job.document_id, old_hash)
 
-    def _embed(self, job: Job, passages: Sequence[Passage]) -> Vectors:
+    def _embed(self, job: Job, passages: Sequence[Passage], may_pause: bool) -> Vectors:
         parts: list[Vectors] = []
         told = time.monotonic()
         for first in range(0, len(passages), _EMBED_BATCH):
             if self._abandoned(job):
                 raise _cancelled()
+            if may_pause:  # whoever is read in somebody's pause is read to its end
+                self._give_way(job)
             self._courtesy.wait()
             parts.append(
                 self._embedder.embed([p.embedding_text for p in passages[first : first + _EMBED_BATCH]])
@@ -295,14 +320,6 @@ class Ingest:
 
 def _cancelled() -> ParseFailed:
     return ParseFailed("cancelled", "The upload was cancelled.")
-
-
-def _next_job(connection: sqlite3.Connection) -> sqlite3.Row | None:
-    row: sqlite3.Row | None = connection.execute(
-        "SELECT j.*, d.id, d.collection FROM jobs j JOIN documents d ON d.key = j.document "
-        "WHERE j.status = 'queued' ORDER BY j.queued, j.document LIMIT 1"
-    ).fetchone()
-    return row
 
 
 def _recover(connection: sqlite3.Connection) -> None:
