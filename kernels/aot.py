@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import inspect
 import json
 import multiprocessing
@@ -30,54 +31,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.fp8 import CAPABILITY as FP8_CAPABILITY
-from kernels.triton_config import HEAD_DIMS, SHARED_LIMIT, TileConfig, choose, head_parts
+from kernels.aot_matrix import Variant, matrix
+from kernels.triton_config import SHARED_LIMIT, head_parts
 
-CAPABILITIES = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One kernel to compile. `options`: soft cap, sinks and a sliding window all on; `fp8`: the pool holds
-    e4m3, `dtype` is the query's."""
-
-    kernel: str  # "attention", "merge", "write", "copy"
-    capability: tuple[int, int]
-    head_dim: int
-    dtype: str = "bf16"
-    tile: str = ""
-    group: int = 4
-    block_size: int = 16
-    options: bool = False
-    fp8: bool = False
-
-    @property
-    def config(self) -> TileConfig:
-        """The launcher's tile for this shape and chip."""
-        launch = choose(
-            head_dim=self.head_dim,
-            group=self.group,
-            block_size=self.block_size,
-            itemsize=2,
-            kv_itemsize=1 if self.fp8 else 2,
-            capability=self.capability,
-        )
-        config: TileConfig = getattr(launch, self.tile)
-        return config
-
-    @property
-    def configuration(self) -> str:
-        """For people: shape, tile and options in one line."""
-        parts = [f"head {self.head_dim}", self.dtype]
-        if self.kernel == "attention":
-            c = self.config
-            parts += [self.tile, f"{c.block_m}x{c.block_n}", f"{c.warps} warps", f"{c.stages} stages"]
-            parts += [f"group {self.group}", f"block {self.block_size}"]
-            parts += ["cap+sinks+window"] if self.options else []
-        if self.fp8:
-            parts.append("fp8 KV")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,33 +55,6 @@ class Report:
     tensor_instruction: str
     wide_loads: int
     narrow_loads: int
-
-
-def matrix(*, quick: bool) -> list[Variant]:
-    """All tiles, head dimensions and chips, with and without options; 8-bit KV where the chip knows it;
-    other groups and blocks on two."""
-    found: list[Variant] = []
-    chips = {(8, 0): (64,), (9, 0): (80,)} if quick else dict.fromkeys(CAPABILITIES, HEAD_DIMS)
-    for capability, dims in chips.items():
-        for head_dim in dims:
-            for tile in ("narrow", "wide", "tall"):
-                for options in (False,) if quick else (False, True):
-                    found.append(Variant("attention", capability, head_dim, tile=tile, options=options))
-            found.append(Variant("merge", capability, head_dim, options=True))
-            found.append(Variant("write", capability, head_dim))
-            found.append(Variant("copy", capability, head_dim))
-            if not quick and capability >= FP8_CAPABILITY:
-                for tile in ("narrow", "wide", "tall"):
-                    found.append(Variant("attention", capability, head_dim, tile=tile, fp8=True))
-                for kernel in ("write", "copy"):
-                    found.append(Variant(kernel, capability, head_dim, fp8=True))
-        if not quick and capability in ((8, 0), (9, 0)):
-            for group, block_size, dtype in ((1, 16, "fp16"), (3, 32, "bf16"), (16, 32, "fp16")):
-                for tile in ("narrow", "wide"):
-                    found.append(
-                        Variant("attention", capability, 128, dtype, tile, group=group, block_size=block_size)
-                    )
-    return found
 
 
 def _source(variant: Variant) -> tuple[Any, dict[str, Any]]:
@@ -310,7 +240,7 @@ def run(variants: list[Variant], *, workers: int, cache: Path) -> Iterable[Repor
         yield from pool.map(_cached, [(variant, cache) for variant in variants])
 
 
-def _table(reports: list[Report]) -> str:
+def table(reports: list[Report]) -> str:
     lines = [
         "| kernel | configuration | chip | registers | spills | shared KiB (limit) "
         "| tensor-core instructions | 16-byte loads |",
@@ -329,13 +259,16 @@ MARKERS = ("<!-- table: begin -->", "<!-- table: end -->")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """See the module's text. Returns the exit status."""
+    """See the module's text. Returns the exit status: 0 right, 1 faults, 2 nothing to compile with."""
     parser = argparse.ArgumentParser(description="Compile all Triton kernels ahead of time and check them.")
     parser.add_argument("--quick", action="store_true", help="small matrix, nothing written")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "coread" / "kernels"
     parser.add_argument("--cache", type=Path, default=default)
     options = parser.parse_args(arguments)
+    if importlib.util.find_spec("triton") is None:
+        print("The package triton is not installed (there is one for Linux only): nothing was compiled.")
+        return 2
     variants = matrix(quick=options.quick)
     reports: list[Report] = []
     bad = 0
@@ -354,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         text = page.read_text()
         before, rest = text.split(MARKERS[0])
         after = rest.split(MARKERS[1])[1]
-        page.write_text(f"{before}{MARKERS[0]}\n{_table(reports)}\n{MARKERS[1]}{after}")
+        page.write_text(f"{before}{MARKERS[0]}\n{table(reports)}\n{MARKERS[1]}{after}")
     return 1 if bad else 0
 
 

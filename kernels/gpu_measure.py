@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -217,11 +217,14 @@ def decode(
     work: Decode,
     bandwidth: float,
     *,
-    peers: bool,
+    peers: Sequence[str] = (),
     eight_bit: bool = False,
     what: str = "decode",
 ) -> Result:
-    """One layer of a decode step: two phases, one phase, and torch over gathered K and V."""
+    """One layer of a decode step: two phases, one phase, and torch over gathered K and V.
+
+    `peers`: "sdpa", torch's fused attention; "flex", FlexAttention.
+    """
     shared_blocks, own_blocks = work.shared // BLOCK, -(-work.own // BLOCK)
     total = shared_blocks + work.readers * own_blocks
     shape = (heads.kv_heads, total * BLOCK, heads.head_dim)
@@ -268,21 +271,18 @@ def decode(
         },
     )
     if peers:
-        gathered = [
-            torch.stack([pool[:, torch.tensor(t, device=pool.device)] for t in _slot_lists(tables, work)])
-            for pool in (keys, values)
-        ]
+        # Each reader's tokens in a row: [readers, kv_heads, tokens, head_dim], as torch's attention wants.
+        starts = torch.tensor(tables, device=clock.device)[:, :, None] * BLOCK
+        slots = (starts + torch.arange(BLOCK, device=clock.device)).flatten(1)[:, : work.shared + work.own]
+        key_4d, value_4d = (pool[:, slots].transpose(0, 1).contiguous() for pool in (keys, values))
         one = query.unsqueeze(2)
-        result.extra.update(
-            _peer(clock, "sdpa_gathered", lambda: _fused_sdpa(one, gathered[0], gathered[1], causal=False))
-        )
-        result.extra.update(_flex(clock, one, gathered[0], gathered[1]))
+        if "sdpa" in peers:
+            result.extra.update(
+                _peer(clock, "sdpa_gathered", lambda: _fused_sdpa(one, key_4d, value_4d, causal=False))
+            )
+        if "flex" in peers:
+            result.extra.update(_flex(clock, one, key_4d, value_4d))
     return result
-
-
-def _slot_lists(tables: list[list[int]], work: Decode) -> list[list[int]]:
-    length = work.shared + work.own
-    return [[t[p // BLOCK] * BLOCK + p % BLOCK for p in range(length)] for t in tables]
 
 
 def _fused_sdpa(query: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Tensor:

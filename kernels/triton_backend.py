@@ -264,46 +264,6 @@ class TritonBackend(AttentionBackend):
             self, heads, rows=rows, layers=layers, block_size=block_size, context_blocks=context_blocks
         )
 
-    def warm_up(
-        self,
-        *,
-        q_heads: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        block_size: int,
-        windows: Sequence[int | None] = (None,),
-        soft_cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        """Compile (or load from Triton's cache) every kernel for layers of this shape, without a model."""
-        batches = self.warm_up_batches(q_heads // kv_heads, block_size)
-        shape = (kv_heads, max(2, *(len(table) for table, _, _ in batches)) * block_size, head_dim)
-        keys = torch.zeros(shape, dtype=dtype, device=self.device)
-        values = torch.zeros(shape, dtype=dtype, device=self.device)
-        for table, queries, contexts in batches:
-            query = torch.zeros((sum(queries), q_heads, head_dim), dtype=dtype, device=self.device)
-            plan = self.plan(
-                page_tables=[table] * len(queries),
-                query_lens=queries,
-                context_lens=contexts,
-                block_size=block_size,
-            )
-            for window in windows:
-                self.attend(
-                    query,
-                    keys,
-                    values,
-                    plan,
-                    scale=1.0,
-                    sliding_window=window,
-                    soft_cap=soft_cap,
-                    sinks=sinks,
-                )
-        row = torch.zeros((1, kv_heads, head_dim), dtype=dtype, device=self.device)
-        self.write(row, row, keys, values, torch.zeros(1, dtype=torch.int64, device=self.device))
-        self.copy_blocks([keys], [values], [(0, 1, block_size)], block_size)
-
     def _write(self, new: NewTokens) -> None:
         """The slots must be on the device: the host does not look at them."""
         key, value, key_pool, value_pool, slots, scales = new

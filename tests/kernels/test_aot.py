@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -10,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.aot import CAPABILITIES, Report, Variant, faults, matrix
-from kernels.triton_config import HEAD_DIMS
+from kernels.aot import MARKERS, Report, faults, main, table
+from kernels.aot_matrix import CAPABILITIES, Variant, matrix
+from kernels.fp8 import CAPABILITY as FP8_CAPABILITY
+from kernels.triton_config import HEAD_DIMS, SHARED_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = Report(
@@ -44,12 +48,39 @@ def test_each_fault_of_a_compiled_kernel_is_named(change: dict[str, int], words:
     assert words in faults(replace(GOOD, **change))[0]  # type: ignore[arg-type]
 
 
-def test_the_whole_matrix_has_every_tile_for_every_chip_and_head() -> None:
-    found = {(v.capability, v.head_dim, v.tile) for v in matrix(quick=False) if v.kernel == "attention"}
+def test_the_whole_matrix_has_every_tile_for_every_chip_head_and_pool() -> None:
+    found = {
+        (v.capability, v.head_dim, v.tile, v.options, v.fp8)
+        for v in matrix(quick=False)
+        if v.kernel == "attention"
+    }
     for capability in CAPABILITIES:
-        for head_dim in HEAD_DIMS:
-            assert {(capability, head_dim, tile) for tile in ("narrow", "wide", "tall")} <= found
+        for fp8 in (False, True) if capability >= FP8_CAPABILITY else (False,):
+            for head_dim in HEAD_DIMS:
+                for tile in ("narrow", "wide", "tall"):
+                    assert {(capability, head_dim, tile, on, fp8) for on in (False, True)} <= found
     assert len(matrix(quick=True)) < 20
+
+
+def test_the_kept_results_are_of_todays_kernels_and_without_a_fault() -> None:
+    """A launcher that chooses otherwise must be compiled again: `make kernels`."""
+    kept = [Report(**one) for one in json.loads((ROOT / "bench" / "results" / "kernels.json").read_text())]
+    wanted = [
+        (v.kernel, v.configuration, "{}.{}".format(*v.capability), SHARED_LIMIT[v.capability])
+        for v in matrix(quick=False)
+    ]
+    assert [(r.kernel, r.configuration, r.capability, r.shared_limit) for r in kept] == wanted
+    assert [(r.configuration, faults(r)) for r in kept if faults(r)] == []
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    assert page.split(MARKERS[0])[1].split(MARKERS[1])[0].strip() == table(kept)
+
+
+def test_without_triton_it_says_that_nothing_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([]) == 2
+    assert "nothing was compiled" in capsys.readouterr().out
 
 
 def test_a_variant_is_what_the_launcher_chooses() -> None:

@@ -49,15 +49,22 @@ KERNELS = """
 backend = tb.TritonBackend(torch.device("cpu"), capability=(9, 0), processors=132)
 q_heads, kv_heads, head_dim, block, dtype = 12, 4, 64, 16, torch.bfloat16
 sinks = torch.zeros(q_heads, dtype=dtype)
-shape = dict(q_heads=q_heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, block_size=block)
-backend.warm_up(**shape, windows=(None, 100), sinks=sinks)
+blocks = 4096
+keys, values = (torch.zeros(kv_heads, blocks * block, head_dim, dtype=dtype) for _ in range(2))
+for table, queries, contexts in backend.warm_up_batches(q_heads // kv_heads, block):
+    query = torch.zeros(sum(queries), q_heads, head_dim, dtype=dtype)
+    tables = [table] * len(queries)
+    plan = backend.plan(page_tables=tables, query_lens=queries, context_lens=contexts, block_size=block)
+    for window in (None, 100):
+        backend.attend(query, keys, values, plan, scale=1.0, sliding_window=window, sinks=sinks)
+row = torch.zeros(1, kv_heads, head_dim, dtype=dtype)
+backend.write(row, row, keys, values, torch.zeros(1, dtype=torch.int64))
+backend.copy_blocks([keys], [values], [(0, 1, block)], block)
 warm = list(compiled)
 print("warm-up compiled", sorted(name for name, _ in warm))
 assert len(warm) == len(set(warm))
 
 rng = random.Random(0)
-blocks = 4096
-keys, values = (torch.zeros(kv_heads, blocks * block, head_dim, dtype=dtype) for _ in range(2))
 for turn in range(60):
     batch = rng.choice([1, 1, 2, 3, 16, 17, 40])
     common = [rng.randrange(blocks) for _ in range(rng.choice([0, 1, 8, 40]))]
