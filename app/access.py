@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from app.errors import AppError, NoIdentity, NotAllowed, StillWarmingUp
+from app.errors import AppError, LoadingFailed, NoIdentity, NotAllowed, StillWarmingUp
 from app.keys import PREFIX, ApiKeys
 from app.principal import OWNER, CookieSigner, Principal, key_principal, require
 from app.settings import LOOPBACK_HOSTS, Settings
@@ -101,6 +101,8 @@ class Access:
         self._env_keys = [key.get_secret_value() for key in settings.api_keys]
         self.sessions: Sessions | None = None
         self.keys: ApiKeys | None = None
+        #: Why it never will be; "" while there is nothing of the kind.
+        self.failure = ""
 
     def resolve(self, door: Door, caller: Caller) -> Principal:
         """The principal of a request at a door.
@@ -109,7 +111,8 @@ class Access:
         api       an API key's owner; on a loopback server also programs of this machine without a key
         command   the machine's owner, proved by the token in the data directory (mode 0600)
 
-        Raises `NoIdentity` (401), `NotAllowed` (403), or `StillWarmingUp` (503) before the database is open.
+        Raises `NoIdentity` (401), `NotAllowed` (403), or `StillWarmingUp` (503) before the database is open
+        and `LoadingFailed` (503) where it never will be.
         """
         match door:
             case "page":
@@ -123,7 +126,7 @@ class Access:
         if self._settings.open_to_all:
             return require(self._signer, headers)
         if self.sessions is None:
-            raise StillWarmingUp("Coread is starting; sign in in a moment.")
+            raise self._not_yet("Coread is starting; sign in in a moment.")
         principal = self.sessions.principal(headers)
         if principal is None:
             raise NoIdentity("Sign in first: your session has ended or there was none.")
@@ -144,12 +147,15 @@ class Access:
         if local and (presented is None or self._needs_no_key(presented)):
             return LOCAL_API
         if presented is not None and self.keys is None:
-            raise StillWarmingUp("Coread is starting; try the key again in a moment.")
+            raise self._not_yet("Coread is starting; try the key again in a moment.")
         raise NoIdentity(
             "This API key is not known here."
             if presented is not None
             else "An API key is needed: send it as 'Authorization: Bearer KEY'."
         )
+
+    def _not_yet(self, words: str) -> AppError:
+        return LoadingFailed(self.failure) if self.failure else StillWarmingUp(words)
 
     def require_watcher(self, caller: Caller) -> None:
         """Lets programs of this machine, holders of its token and administrators see the server's figures;

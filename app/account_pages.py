@@ -16,7 +16,7 @@ from app import account_html as view
 from app import render
 from app.access import require_administrator
 from app.addresses import client_address, over_https
-from app.errors import AppError, NotAllowed, NotFoundHere
+from app.errors import AppError, LoadingFailed, NotAllowed, NotFoundHere, StillWarmingUp
 from app.gate import MAX_FORM, form_fields, read_body
 from app.pages import words
 from app.pages.words import Words, phrase
@@ -117,7 +117,12 @@ class AccountPages:
         return view.page(title, "".join(parts), w, said, status)
 
     async def _usage(self, principal: Principal, w: Words) -> str:
-        usage = self._runtime.limits.usage(principal.id, await self._runtime.knowledge.stored(principal))
+        head = f"<h2>{view.e(w('account.usage'))}</h2>"
+        try:
+            knowledge = self._runtime.knowledge
+        except (StillWarmingUp, LoadingFailed):  # sessions, keys and the way out are there all the same
+            return f"{head}<p>{view.e(w('account.usage_later'))}</p>"
+        usage = self._runtime.limits.usage(principal.id, await knowledge.stored(principal))
 
         def of(left: Any, most: Any) -> str:
             return w("account.no_limit") if most is None else w("account.left", left=left, most=most)
@@ -136,7 +141,7 @@ class AccountPages:
             f'<tr><th scope="row">{view.e(w("account." + name))}</th><td>{view.e(text)}</td></tr>'
             for name, text in rows
         )
-        return f"<h2>{view.e(w('account.usage'))}</h2><table>{body}</table>"
+        return f"{head}<table>{body}</table>"
 
     def _sessions(self, request: Request, principal: Principal, w: Words) -> str:
         here = self._runtime.accounts.session(request.headers)
@@ -279,9 +284,19 @@ def account_router(runtime: Runtime) -> APIRouter:
         "/people/password": pages.reset_password,
     }  # fmt: skip
 
+    def refusal(request: Request, error: AppError) -> Response:
+        w = words.of(request.headers)
+        back = f'<p><a href="/profile">{view.e(w("account.back"))}</a></p>'
+        return _with_retry(view.page(w("chat.failed"), back, w, w.sentence(error), error.status), error)
+
     def show(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return await handler(request)
+            try:
+                return await handler(request)
+            except AppError as error:
+                if "text/html" not in request.headers.get("accept", ""):
+                    raise
+                return refusal(request, error)
 
         return answer
 
@@ -291,11 +306,7 @@ def account_router(runtime: Runtime) -> APIRouter:
             try:
                 return await handler(request, fields)
             except AppError as error:
-                w = words.of(request.headers)
-                back = f'<p><a href="/profile">{view.e(w("account.back"))}</a></p>'
-                return _with_retry(
-                    view.page(w("chat.failed"), back, w, w.sentence(error), error.status), error
-                )
+                return refusal(request, error)
 
         return answer
 

@@ -77,6 +77,13 @@ class UploadRefused(AppError):
     status = 413
 
 
+class BodyTooLarge(AppError):
+    """A request brings more bytes than its route takes."""
+
+    code = "body_too_large"
+    status = 413
+
+
 class ValueRefused(AppError):
     """A name, a password or another value is empty, too long or not of the kind that is needed."""
 
@@ -121,6 +128,13 @@ class StillWarmingUp(AppError):
     """The models are still being loaded."""
 
     code = "warming_up"
+    status = 503
+
+
+class LoadingFailed(AppError):
+    """Loading ended with an error: waiting changes nothing, somebody has to mend it and start anew."""
+
+    code = "loading_failed"
     status = 503
 
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access import Door, bearer, cross_site, from_this_machine, known_host
 from app.addresses import client_address
-from app.errors import AppError, NoIdentity, NotAllowed, NotFoundHere, TooMany, UploadRefused
-from app.http_errors import as_response
+from app.errors import AppError, BodyTooLarge, NoIdentity, NotAllowed, NotFoundHere, TooMany, UploadRefused
+from app.http_errors import as_page, as_response
 from app.limits import KEPT_FREE_BYTES
 from app.rates import Rate
 from app.sent_files import check_files
@@ -237,13 +237,7 @@ class GateMiddleware:
         return None  # `IdentityMiddleware` behind this gives the cookie
 
     def _refusal(self, request: Request, error: AppError) -> Response:
-        answer = as_response(error)
-        if not _is_page(request):
-            return answer
-        headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
-        if error.status == 503:
-            headers["refresh"] = "2"
-        return HTMLResponse(_PLAIN.format(_escaped(str(error))), answer.status_code, headers)
+        return as_page(error) if _is_page(request) else as_response(error)
 
     # -- Gradio's own routes -------------------------------------------------------------------------------
 
@@ -311,12 +305,12 @@ def _is_page(request: Request) -> bool:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, read no further than `limit`; raises `NotAllowed` for a longer one."""
+    """The body, read no further than `limit`; raises `BodyTooLarge` for a longer one."""
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            raise NotAllowed(f"The request's body is larger than the limit of {limit:,} bytes.")
+            raise BodyTooLarge(f"The request's body is larger than the limit of {limit:,} bytes.")
         chunks.append(chunk)
     return b"".join(chunks)
 
@@ -358,13 +352,3 @@ def form_fields(body: bytes) -> dict[str, str]:
     except ValueError:
         raise NotAllowed("The form has too many fields.") from None
     return {name: values[-1] for name, values in fields.items()}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_PLAIN = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Coread</title>'
-    '<body style="font-family:system-ui;max-width:40em;margin:4em auto;padding:0 1em"><p>{}</p></body></html>'
-)

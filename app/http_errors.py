@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
+from html import escape
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from app.errors import AppError, TooMany
+from app.errors import AppError, LoadingFailed, TooMany
 from app.openai_schema import ApiRefusal
 from engine.errors import (
     ContextTooLong,
@@ -28,6 +29,12 @@ from engine.errors import (
 from rag.errors import NotFound, RagError
 
 log = logging.getLogger("coread")
+_PLAIN = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Coread</title>'
+    '<body style="font-family:system-ui;max-width:40em;margin:4em auto;padding:0 1em"><p>{}</p></body></html>'
+)
+#: Doors of programs: what a browser shows of them is JSON, errors too.
+_PROGRAMS = ("/v1/", "/api/", "/metrics", "/healthz", "/readyz")
 
 
 def maximum_context(tokens: int) -> str:
@@ -67,7 +74,7 @@ def as_refusal(error: Exception) -> ApiRefusal:
             return ApiRefusal(str(error), code=error.code)
         case AppError():
             kind = "authentication_error" if error.status in (401, 403) else "invalid_request_error"
-            retry = 5.0 if error.status == 503 else None
+            retry = 5.0 if error.status == 503 and not isinstance(error, LoadingFailed) else None
             kind = "server_error" if error.status == 503 else kind
             return ApiRefusal(
                 str(error), status=error.status, code=error.code, kind=kind, retry_after_s=retry
@@ -111,23 +118,54 @@ def as_response(error: Exception) -> JSONResponse:
     return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
 
 
+def as_page(error: Exception) -> HTMLResponse:
+    """The same for a browser that loads a page: a sentence to read, tried again where waiting helps."""
+    answer = as_response(error)
+    headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
+    if answer.status_code == 503 and headers:
+        headers["refresh"] = "2"
+    text = escape(sentence(error), quote=False)
+    return HTMLResponse(_PLAIN.format(text), answer.status_code, headers | {"cache-control": "no-store"})
+
+
 def sentence(error: Exception) -> str:
     """What a person on the page or at the command line is told about `error`."""
     return str(as_refusal(error))
 
 
-def install(app: FastAPI) -> None:
-    """Answer every error of our own routes with OpenAI's error object."""
+def _of_a_page(request: Request) -> bool:
+    """True where a browser wants to show what comes back."""
+    path, accepts = str(request.scope["path"]), request.headers.get("accept", "")
+    return request.method == "GET" and "text/html" in accepts and not path.startswith(_PROGRAMS)
 
-    async def handle(_: Request, error: Exception) -> JSONResponse:
-        return as_response(error)
+
+def malformed(error: RequestValidationError) -> ApiRefusal:
+    """What is wrong with a request that does not fit its route's form: the first thing found, with the field
+    as `param`; for text that is no JSON, where it stops being JSON."""
+    first = error.errors()[0] if error.errors() else {}
+    if first.get("type") == "json_invalid":
+        at = first.get("loc", ("body", 0))[-1]
+        place = f" at character {at + 1:,}" if isinstance(at, int) else ""
+        reason = str(first.get("ctx", {}).get("error", "")).strip()
+        return ApiRefusal(
+            f"The body is not valid JSON{place}{f': {reason}' if reason else ''}.",
+            code="invalid_json",
+        )
+    where = ".".join(str(part) for part in first.get("loc", ())[1:])
+    message = str(first.get("msg", "The request is malformed.")).removeprefix("Value error, ")
+    return ApiRefusal(f"{where}: {message}" if where else message, code="invalid_value", param=where or None)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of our own routes with OpenAI's error object, or a page where a browser shows it."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return as_page(error) if _of_a_page(request) else as_response(error)
 
     async def handle_invalid(_: Request, error: Exception) -> JSONResponse:
-        first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
-        where = ".".join(str(part) for part in first.get("loc", ())[1:])
-        message = str(first.get("msg", "The request is malformed.")).removeprefix("Value error, ")
-        text = f"{where}: {message}" if where else message
-        return as_response(ApiRefusal(text, code="invalid_value", param=where or None))
+        if not isinstance(error, RequestValidationError):
+            raise error
+        return as_response(malformed(error))
 
     async def handle_http(_: Request, error: Exception) -> JSONResponse:
         if not isinstance(error, HTTPException):

@@ -18,7 +18,7 @@ from app.collections_warm import Warmer
 from app.dashboard.feed import DashboardFeed
 from app.data_dir import admin_token, read_or_create_secret, resolve_data_dir
 from app.demo import Demo
-from app.errors import ShuttingDown, StillWarmingUp
+from app.errors import AppError, LoadingFailed, ShuttingDown, StillWarmingUp
 from app.http_errors import sentence
 from app.keys import ApiKeys
 from app.knowledge import Knowledge
@@ -178,12 +178,13 @@ class Runtime:
             self._loading = asyncio.create_task(self._load(), name="coread-load")
 
     async def wait_ready(self) -> None:
-        """Wait until questions can be answered; raises what loading failed with."""
+        """Wait until questions can be answered; raises `LoadingFailed`, with the reason, where they never
+        can be."""
         if self._loading is None:
             raise StillWarmingUp("Coread has not been started.")
         await asyncio.shield(self._loading)
         if self._state == "failed":
-            raise StillWarmingUp(self._detail)
+            raise LoadingFailed(self._detail)
 
     async def _load(self) -> None:
         try:
@@ -217,6 +218,8 @@ class Runtime:
             self.demo.begin_planned()
         except Exception as error:
             self._state, self._detail = "failed", sentence(error)
+            if self._access is not None:
+                self._access.failure = self._detail
             log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
 
     async def _open_shelf(self) -> None:
@@ -338,11 +341,18 @@ class Runtime:
         return self._data_dir
 
     def _ready(self, part: T | None) -> T:
-        if self._state == "stopped":
-            raise ShuttingDown(self._detail)
         if self._state != "ready" or part is None:
-            raise StillWarmingUp(self.detail)
+            raise self._not_there()
         return part
+
+    def _not_there(self) -> AppError:
+        """Why a part is not there."""
+        match self._state:
+            case "stopped":
+                return ShuttingDown(self._detail)
+            case "failed":
+                return LoadingFailed(self._detail)
+        return StillWarmingUp(self.detail)
 
     @property
     def state(self) -> State:
@@ -432,13 +442,13 @@ class Runtime:
     @property
     def accounts(self) -> Accounts:
         if self._accounts is None:
-            raise StillWarmingUp(self.detail)
+            raise self._not_there()
         return self._accounts
 
     @property
     def keys(self) -> ApiKeys:
         if self._keys is None:
-            raise StillWarmingUp(self.detail)
+            raise self._not_there()
         return self._keys
 
     def identify(self, door: Door, caller: Caller) -> Principal:

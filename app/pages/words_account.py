@@ -25,6 +25,10 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "account.you": ("You", "你"),
     "account.people": ("People", "成員"),
     "account.usage": ("What you use", "你的用量"),
+    "account.usage_later": (
+        "This is shown once the models are loaded.",
+        "模型載入後會顯示在這裡。",
+    ),
     "account.documents": ("Documents", "文件"),
     "account.of": ("{used} of {most}", "{used}／{most}"),
     "account.left": ("{left:,} of {most:,} left", "剩餘 {left:,}／{most:,}"),

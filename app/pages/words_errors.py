@@ -21,6 +21,8 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "error.rate_limit_exceeded": ("Too much at once.", "一時用得太多，請稍後再試。"),
     "error.turn_running": ("An answer is still being written.", "還有答案正在撰寫。"),
     "error.warming_up": ("The models are still being loaded.", "模型仍在載入。"),
+    "error.loading_failed": ("The models could not be loaded.", "模型無法載入。"),
+    "error.body_too_large": ("This is larger than is taken.", "送出的內容太大。"),
     "error.shutting_down": ("Coread is being stopped.", "Coread 正在關閉。"),
     "error.server_unreachable": ("The server does not answer.", "伺服器沒有回應。"),
     "error.engine_error": ("The engine failed.", "引擎出了問題。"),

@@ -145,6 +145,17 @@ async def test_malformed_bodies_are_refused(page: httpx.AsyncClient, content: by
         assert response.status_code == 403
 
 
+async def test_an_event_that_is_too_large_is_told_so(page: httpx.AsyncClient) -> None:
+    await enter(page)
+    for path in ("/gradio_api/queue/join", "/gradio_api/component_server", "/gradio_api/cancel"):
+        headers = {"content-type": "application/json"}
+        response = await page.post(path, content=b" " * (2**20 + 1), headers=headers)
+        assert response.status_code == 413
+        error = response.json()["error"]
+        assert (error["code"], error["type"]) == ("body_too_large", "invalid_request_error")
+        assert "1,048,576 bytes" in error["message"]
+
+
 def test_session_hashes_are_bounded_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.gate._MAX_HASHES_EACH", 3)
     monkeypatch.setattr("app.gate._MAX_HASHES", 5)

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.errors import PortUnavailable, StillWarmingUp
+from app.errors import LoadingFailed, PortUnavailable, StillWarmingUp
+from app.http_errors import as_page
 from app.principal import Principal
 from app.runtime import Runtime
 from app.server import bind
@@ -51,11 +52,54 @@ async def test_a_missing_model_is_a_sentence_and_the_page_stays(tmp_path: Path) 
     runtime = Runtime(load_settings(data_dir=tmp_path / "d"), FakeParts(engine))
     runtime.open()
     runtime.start()
-    with pytest.raises(StillWarmingUp, match="not installed"):
+    with pytest.raises(LoadingFailed, match="not installed"):
         await runtime.wait_ready()
     assert runtime.status()["state"] == "failed"
     assert "pip install" in runtime.status()["detail"]
     await runtime.stop()
+
+
+async def test_what_needs_no_model_is_there_without_one_and_waiting_is_not_advised(tmp_path: Path) -> None:
+    import gradio as gr
+
+    from app.server import create_app
+
+    engine = FakeEngine(ready_error=ModelNotFound("The packaged model is not installed: run pip install x."))
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d"), FakeParts(engine))
+    runtime.open()
+    transport = httpx.ASGITransport(create_app(runtime, gr.Blocks()), client=("127.0.0.1", 1))
+    ask = {"model": "coread", "messages": [{"role": "user", "content": "Hi"}]}
+    html = {"accept": "text/html"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        _, cookie = runtime.signer.issue()
+        client.cookies.set(runtime.signer.name, cookie)
+        early = await client.post("/v1/chat/completions", json=ask)
+        assert early.json()["error"]["code"] == "warming_up"
+        runtime.start()
+        with pytest.raises(LoadingFailed):
+            await runtime.wait_ready()
+        profile = await client.get("/profile", headers=html)
+        assert profile.status_code == 200
+        assert "This is shown once the models are loaded." in profile.text
+        late = await client.post("/v1/chat/completions", json=ask)
+        assert late.status_code == 503
+        assert late.json()["error"]["code"] == "loading_failed"
+        assert "not installed" in late.json()["error"]["message"]
+        assert "retry-after" not in late.headers
+    await runtime.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [(StillWarmingUp("In <a> moment."), 503, "5"), (LoadingFailed("In <a> moment."), 503, None)],
+)
+def test_errors_for_browsers(error: Exception, status: int, retry: str | None) -> None:
+    page = as_page(error)
+    assert page.status_code == status
+    assert page.headers["content-type"].startswith("text/html")
+    assert "In &lt;a&gt; moment." in bytes(page.body).decode()
+    assert page.headers.get("retry-after") == retry
+    assert ("refresh" in page.headers) == (retry is not None)
 
 
 async def test_the_memory_feed_adds_up_and_names_nobody(
@@ -132,8 +176,8 @@ async def test_a_command_asks_searches_and_ingests_through_the_door(
     body = {"collection": "Mills", "name": "mill.md", "data": "IyBNaWxsCgpBIG1pbGwu"}
     added = (await client.post("/api/admin/ingest", json=body, headers=headers)).json()
     assert added["status"] == "ready"
-    again = await client.post("/api/admin/ingest", json=body, headers=headers)
-    assert "already" in again.json()["error"]["message"]
+    again = (await client.post("/api/admin/ingest", json=body, headers=headers)).json()
+    assert (again["status"], again["document"]) == ("unchanged", added["document"])
     stranger = Principal("anonymous", "b-x")
     assert added["document"] in {d.id for d in await runtime.knowledge.documents(stranger)}
 
