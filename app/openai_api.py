@@ -11,15 +11,16 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Match
 
 from app.errors import AppError, QuestionRefused
-from app.http_errors import as_refusal, maximum_context
+from app.http_errors import as_refusal, as_response, maximum_context
 from app.limits import MeteredGeneration
 from app.openai_schema import ApiRefusal, ChatRequest
 from app.principal import Principal
@@ -41,13 +42,15 @@ from rag.errors import RagError
 from rag.prompt import Turn
 
 SEARCHING_MODEL = "coread"
-#: Length of an answer whose client names none.
+#: Length of an answer of the language model alone whose client names none; `coread`'s is the page's.
 _DEFAULT_TOKENS = 1_024
 #: Log-probabilities of an answer that is kept until it is whole: some 100 bytes each, in memory and as text.
 _MAX_LOGPROBS = 250_000
 #: No line ends in an event stream, but some clients' ways of reading lines take them for such (Python's
 #: `str.splitlines`, JavaScript before 2019). JSON escapes all the others by itself.
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+#: Methods that are answered with the error object where there is no route for them.
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 #: How often a client that does not stream is checked for having gone away.
 _LOOK_S = 0.5
 
@@ -83,6 +86,33 @@ def openai_router(runtime: Runtime) -> APIRouter:
         return Response(answer, media_type="application/json", headers=call.headers)
 
     return router
+
+
+def unknown_router(known: Iterable[BaseRoute]) -> APIRouter:
+    """What is asked for under `/v1` and is not there, as the error object that clients read. To be included
+    behind `known`, the routes that are."""
+    routes = list(known)
+    router = APIRouter(include_in_schema=False)
+
+    async def nothing(request: Request) -> Response:
+        path, method = str(request.scope["path"]), request.method
+        allowed = {other for other in _METHODS if any(_takes(route, path, other) for route in routes)}
+        if not allowed:
+            raise ApiRefusal(f"There is nothing at {path[:200]}.", status=404, code="not_found")
+        takes = ", ".join(sorted(allowed))
+        words = f"{path[:200]} does not take {method}; it takes {takes}."
+        answer = as_response(ApiRefusal(words, status=405, code="method_not_allowed"))
+        answer.headers["allow"] = takes
+        return answer
+
+    for path in ("/v1", "/v1/{rest:path}"):
+        router.add_api_route(path, nothing, methods=list(_METHODS), response_model=None)
+    return router
+
+
+def _takes(route: BaseRoute, path: str, method: str) -> bool:
+    scope = {"type": "http", "path": path, "method": method, "root_path": "", "headers": []}
+    return route.matches(scope)[0] is Match.FULL
 
 
 @dataclass(slots=True)
@@ -171,10 +201,18 @@ class _Api:
                 code="context_length_exceeded", param="messages",
             )  # fmt: skip
         asked = body.max_completion_tokens or body.max_tokens
-        segments, said = await self._segments(principal, body, asked or _DEFAULT_TOKENS)
+        if asked is not None and asked >= context:
+            raise ApiRefusal(
+                f"{maximum_context(context)} An answer of {asked:,} tokens leaves none for the messages.",
+                code="context_length_exceeded",
+                param="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
+            )
+        settings = self._runtime.settings
+        default = settings.answer_tokens if body.model == SEARCHING_MODEL else _DEFAULT_TOKENS
+        segments, said = await self._segments(principal, body, asked or default)
         length = sum(len(segment.tokens) for segment in segments)
         room = max(1, context - length)
-        sampling = body.sampling(self._runtime.settings.temperature, asked or min(_DEFAULT_TOKENS, room))
+        sampling = body.sampling(settings.temperature, asked or min(default, room))
         kept = body.n * sampling.max_tokens * (sampling.logprobs + 1) if sampling.logprobs is not None else 0
         if kept > _MAX_LOGPROBS and not body.stream:
             raise ApiRefusal(

@@ -28,7 +28,7 @@ from app.exports import exports_router
 from app.gate import GateMiddleware
 from app.lifecycle import freeze_when, patient_protocol, raise_file_limit, sweep_forever
 from app.metrics import metrics_router
-from app.openai_api import openai_router
+from app.openai_api import openai_router, unknown_router
 from app.openapi import errors, openapi_router
 from app.pages.library_files import library_router
 from app.people_api import people_router
@@ -116,7 +116,8 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     http_errors.install(app)
     app.include_router(dashboard_router(runtime), responses=errors())
-    app.include_router(openai_router(runtime), responses=errors())
+    programs, described = openai_router(runtime), openapi_router(runtime, app)
+    app.include_router(programs, responses=errors())
     app.include_router(admin_router(runtime), responses=errors())
     app.include_router(people_router(runtime), responses=errors())
     app.include_router(account_router(runtime))
@@ -125,7 +126,8 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     app.include_router(exports_router(runtime))
     app.include_router(library_router(runtime))
     _add_health(app, runtime)
-    app.include_router(openapi_router(runtime, app))
+    app.include_router(described)
+    app.include_router(unknown_router([*programs.routes, *described.routes]))
     mounted: FastAPI = gr.mount_gradio_app(
         app,
         demo,

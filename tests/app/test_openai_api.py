@@ -288,3 +288,74 @@ async def test_the_language_model_by_its_own_name_refuses_nothing(
     answer = (await client.post(URL, json=body())).json()
     assert answer["choices"][0]["message"]["content"] == "Hello."
     assert len(engine.requests) == 1
+
+
+# -- what is not there -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("DELETE", "/v1/files/x", 404),
+        ("GET", URL, 405),
+        ("DELETE", "/v1/models/fake-model", 405),
+        ("HEAD", "/v1/models", 405),
+        ("OPTIONS", URL, 405),
+    ],
+)
+async def test_what_is_not_there_is_an_error_object(
+    client: httpx.AsyncClient, method: str, path: str, status: int
+) -> None:
+    response = await client.request(method, path)
+    assert response.status_code == status
+    assert ("allow" in response.headers) == (status == 405)
+    if status == 405:
+        allowed = {"DELETE": "GET", "HEAD": "GET"}.get(method, "POST")
+        assert response.headers["allow"] == allowed
+    if method != "HEAD":
+        error = response.json()["error"]
+        assert path in error["message"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"model": "coread"', "at character 19: Expecting ',' delimiter."),
+        (b"{'model': 1}", "at character 2: Expecting property name enclosed in double quotes."),
+    ],
+)
+async def test_text_that_is_no_json_is_told_where(
+    client: httpx.AsyncClient, content: bytes, words: str
+) -> None:
+    response = await client.post(URL, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "message": f"The body is not valid JSON {words}",
+        "type": "invalid_request_error", "param": None, "code": "invalid_json",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("model", ["coread", "fake-model"])
+async def test_an_answer_longer_than_the_context_is_refused_with_both_numbers(
+    client: httpx.AsyncClient, engine: FakeEngine, model: str, field: str
+) -> None:
+    error = (await client.post(URL, json=body(**{"model": model, field: 100_000_000}))).json()["error"]
+    assert error["param"] == field
+    assert error["code"] == "context_length_exceeded"
+    assert "maximum context length is 2,048 tokens" in error["message"]
+    assert "100,000,000" in error["message"]
+    assert "-" not in error["message"]
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("coread", 64), ("fake-model", 1_024)])
+async def test_the_length_of_an_answer_whose_client_names_none(
+    client: httpx.AsyncClient, engine: FakeEngine, model: str, tokens: int
+) -> None:
+    """`COREAD_ANSWER_TOKENS` (64 here) for the model that answers as the page does."""
+    await client.post(URL, json=body(model=model))
+    assert engine.requests[0].sampling.max_tokens == tokens
