@@ -1,4 +1,4 @@
-"""Headers that every answer carries and the limit on what a request may send."""
+"""Headers that every answer carries and the limits on what a request may send."""
 
 from __future__ import annotations
 
@@ -42,6 +42,35 @@ class CookiesMiddleware:
 
 def _plain(cookies: bytes) -> bytes:
     return b";".join(each for each in cookies.split(b";") if b"\\" not in each)
+
+
+#: Address and headers of one request. A browser's cookies and an agent's labels fit many times over.
+MAX_HEADERS_BYTES = 64 * 1024
+
+
+class HeaderLimitMiddleware:
+    """Refuses requests whose address and headers are larger than `MAX_HEADERS_BYTES` (431). h11 has a limit
+    of its own, but looks only once what came in one piece, up to 256 KiB, has turned out to be no whole
+    request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+            size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])  # ": " and a line end
+            if size > MAX_HEADERS_BYTES:
+                error = {
+                    "message": f"The request's address and headers have {size:,} bytes; "
+                    f"the limit is {MAX_HEADERS_BYTES:,}.",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "headers_too_large",
+                }
+                await JSONResponse({"error": error}, status_code=431)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class HeadersMiddleware:

@@ -35,7 +35,7 @@ from app.people_api import people_router
 from app.principal import IdentityMiddleware
 from app.request_log import RequestLogMiddleware, configure_logging
 from app.runtime import Runtime
-from app.security import BodyLimitMiddleware, CookiesMiddleware, HeadersMiddleware
+from app.security import BodyLimitMiddleware, CookiesMiddleware, HeaderLimitMiddleware, HeadersMiddleware
 from app.streams import EventStreams, drop_unfetched_forever
 from app.watchdog import watch_engine
 
@@ -161,6 +161,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     mounted.add_middleware(RequestLogMiddleware)
     mounted.add_middleware(FeedMiddleware, runtime=runtime)
     mounted.add_middleware(CookiesMiddleware)
+    mounted.add_middleware(HeaderLimitMiddleware)
     return mounted
 
 

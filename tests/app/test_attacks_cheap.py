@@ -223,3 +223,21 @@ async def test_conversations_have_an_end_and_empty_ones_go(
     monkeypatch.setattr(store, "EMPTY_S", -1.0)
     await kept.create(ANN)
     assert [one.id for one in await kept.conversations(ANN)] == [talk.id]
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "status"),
+    [
+        ({"x-label": "a" * 60_000}, "", 200),
+        ({"x-label": "a" * 70_000}, "", 431),
+        ({"x-label": "a" * 40_000, "cookie": "b=" + "c" * 40_000}, "", 431),
+        ({"x-label": "a" * 40_000}, "?q=" + "d" * 40_000, 431),
+    ],
+)
+async def test_large_headers_are_refused(
+    client: httpx.AsyncClient, headers: dict[str, str], query: str, status: int
+) -> None:
+    response = await client.get(f"/healthz{query}", headers=headers)
+    assert response.status_code == status
+    if status == 431:
+        assert "the limit is 65,536" in response.json()["error"]["message"]
