@@ -57,8 +57,15 @@ class Door:
         raise ServerRefused(str(message))
 
 
-def _run(settings: Settings, here: Callable[[Runtime], Awaitable[T]], there: Callable[[Door], T]) -> T:
-    """Call `here` with a ready runtime of our own, or `there` where a server holds the data directory."""
+def _run(
+    settings: Settings,
+    here: Callable[[Runtime], Awaitable[T]],
+    there: Callable[[Door], T],
+    *,
+    answering: bool = True,
+) -> T:
+    """Call `here` with a ready runtime of our own (see `Runtime.start` for `answering`), or `there` where a
+    server holds the data directory."""
     runtime = Runtime(settings)
     try:
         runtime.open()
@@ -69,7 +76,7 @@ def _run(settings: Settings, here: Callable[[Runtime], Awaitable[T]], there: Cal
         return there(Door(resolve_data_dir(settings.data_dir), url))
 
     async def work() -> T:
-        runtime.start()
+        runtime.start(answering=answering)
         try:
             await runtime.wait_seeded()
             return await here(runtime)
@@ -89,11 +96,12 @@ def run_ask(settings: Settings, question: str, document: str | None) -> dict[str
 
 
 def run_search(settings: Settings, query: str, limit: int) -> dict[str, Any]:
-    """See `commands.search`."""
+    """See `commands.search`. Needs no language model."""
     return _run(
         settings,
         lambda runtime: commands.search(runtime, OWNER, query, limit),
         lambda door: door.post("search", {"query": query, "limit": limit}),
+        answering=False,
     )
 
 

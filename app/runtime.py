@@ -171,11 +171,15 @@ class Runtime:
         self._access = Access(self.settings, self._signer, self._token)
         return path
 
-    def start(self) -> None:
-        """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome."""
+    def start(self, *, answering: bool = True) -> None:
+        """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome.
+
+        Without `answering` the language model stays where it is: `knowledge` and `store` are there, for a
+        search, and nothing else is.
+        """
         if self._loading is None:
             self._state = "warming_up"
-            self._loading = asyncio.create_task(self._load(), name="coread-load")
+            self._loading = asyncio.create_task(self._load(answering), name="coread-load")
 
     async def wait_ready(self) -> None:
         """Wait until questions can be answered; raises `LoadingFailed`, with the reason, where they never
@@ -186,34 +190,27 @@ class Runtime:
         if self._state == "failed":
             raise LoadingFailed(self._detail)
 
-    async def _load(self) -> None:
+    async def _load(self, answering: bool) -> None:
         try:
             data_dir = self._opened()
             self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
             await self._open_people(self._database)
             self._detail = "Warming up: loading the language model."
             self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
-            self._engine.start()
+            if answering:
+                self._engine.start()
             self._store = Store(self._database)
             self._library = await asyncio.to_thread(
                 self._parts.library, self.settings, data_dir, self._database, self._busy
             )
             self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine, self.limits)
             suggested = await self._knowledge.seed_suggested() if self.settings.sample else []
-            await self._engine.wait_ready()
-            self._prompter = await asyncio.to_thread(
-                Prompter.create, self.settings, self._engine, self._knowledge
-            )
-            self._encoder = MessageEncoder(self._engine.tokenizer)
-            self._chat = Chat(
-                self.settings, self._engine, self._knowledge, self._store, self._prompter, self.limits
-            )
-            self._library.library.on_delete(self._forget)
-            await self._open_shelf()
-            await self._read_suggested(self._knowledge, suggested)
+            if answering:
+                await self._open_answering(self._engine, self._knowledge, self._store, self._library)
+                await self._read_suggested(self._knowledge, suggested)
             queued = await self._knowledge.seed() if self.settings.sample else []
             self._state, self._detail = "ready", "Ready."
-            log.info("ready: %s", self._engine.status().detail)
+            log.info("ready: %s", self._engine.status().detail if answering else "for searches")
             self._seeding = asyncio.create_task(self._watch_seeding(queued), name="coread-seed")
             self.demo.begin_planned()
         except Exception as error:
@@ -221,6 +218,17 @@ class Runtime:
             if self._access is not None:
                 self._access.failure = self._detail
             log.error("Coread cannot answer questions: %s", self._detail, exc_info=error)
+
+    async def _open_answering(
+        self, engine: EngineService, knowledge: Knowledge, store: Store, library: AsyncLibrary
+    ) -> None:
+        """What needs the language model."""
+        await engine.wait_ready()
+        self._prompter = await asyncio.to_thread(Prompter.create, self.settings, engine, knowledge)
+        self._encoder = MessageEncoder(engine.tokenizer)
+        self._chat = Chat(self.settings, engine, knowledge, store, self._prompter, self.limits)
+        library.library.on_delete(self._forget)
+        await self._open_shelf()
 
     async def _open_shelf(self) -> None:
         knowledge, library, engine = self._knowledge, self._library, self._engine

@@ -18,7 +18,9 @@ from app.cli import app as command
 from app.runtime import Runtime
 from app.server import bind, create_app
 from app.settings import Settings, load_settings
+from engine.errors import ModelNotFound
 from tests.app.conftest import FakeParts
+from tests.app.fakes import FakeEngine
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -73,6 +75,17 @@ def test_commands_work_by_themselves() -> None:
 def test_commands_go_through_the_server_that_holds_the_data(server: Runtime) -> None:
     check_the_commands()
     assert run("ask", "   ")[0] == 1
+
+
+def test_a_search_needs_no_language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(ready_error=ModelNotFound("There is no model."))
+    monkeypatch.setattr(app.client, "Runtime", lambda settings: Runtime(settings, FakeParts(engine)))
+    code, out, _ = run("search", "loaf of rye", "--json", "-k", "1")
+    assert code == 0
+    assert json.loads(out)["hits"][0]["document"] == "sample-bakery"
+    code, _, error = run("ask", "When does the bakery open?")
+    assert code == 1
+    assert "There is no model." in error
 
 
 def test_files_and_folders_are_added_and_bad_ones_named(tmp_path: Path) -> None:
