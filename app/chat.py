@@ -30,7 +30,7 @@ from app.prompting import Built, Prompter, Span
 from app.receipts import PrefillRate, receipt_json
 from app.refusal import CLOSEST, refusal
 from app.settings import Settings
-from app.store import Message, Reference, Store
+from app.store import Conversation, Message, Reference, Store
 from app.turn import Turn, beats, reading_words, waiting_words
 from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
@@ -73,9 +73,12 @@ class Chat:
         self._turns: dict[str, Turn] = {}
         self._live: dict[str, LiveTurn] = {}
         self.grace_s = GRACE_S
-        self._inviting: set[str] = set()
+        #: Whose second reader is on its way or reads, and by which invitation.
+        self._inviting: dict[str, object] = {}
         self._prefill = PrefillRate()
+        #: Answers that are being stored and second readers that leave: neither hangs on whoever began it.
         self._saving: set[asyncio.Task[Message]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     # -- what people do ----------------------------------------------------------------------------------
 
@@ -169,7 +172,8 @@ class Chat:
         if live is not None:
             await live.cancel()
         await self._store.delete(principal, conversation_id)
-        self._engine.close_conversation(conversation_id)
+        if self._engine.status().state == "ready":  # one that is down keeps nothing open
+            self._engine.close_conversation(conversation_id)
 
     async def invite(
         self, principal: Principal, conversation_id: str | None, document_id: str | None
@@ -180,18 +184,20 @@ class Chat:
         """
         if principal.id in self._inviting:
             raise TurnRunning(phrase("refused.reader_running"))
-        readable = await self._store.readable(principal)
-        spans, asked = await self._shared_spans(principal, readable, conversation_id, document_id)
-        document = await self._knowledge.document(readable, spans[0].document_id)
+        place = self._inviting[principal.id] = object()
+        try:
+            readable = await self._store.readable(principal)
+            spans, asked = await self._shared_spans(principal, readable, conversation_id, document_id)
+            document = await self._knowledge.document(readable, spans[0].document_id)
+        except BaseException:
+            self._uninvite(principal.id, place)
+            raise
         candidates = [*questions_about(document.name), *_PLAIN_QUESTIONS]
         question = next((q for q in candidates if q not in asked), candidates[-1])
-        reader = Principal(principal.kind, "r-" + secrets.token_hex(16))
-        conversation = await self._store.create(reader, "Second reader")
-        turn = Turn(
-            reader, principal, conversation, (), question, self._sampling(),
-            frozenset(span.collection_id for span in spans), None, spans=spans,
-        )  # fmt: skip
-        return Invitation(document.title or document.name, question, self._guest(turn))
+        # A page that is closed before it looks at the first update never begins the reader's turn.
+        unbegun = asyncio.get_running_loop().call_later(self.grace_s, self._uninvite, principal.id, place)
+        guest = self._guest(principal, place, unbegun, question, spans)
+        return Invitation(document.title or document.name, question, guest)
 
     async def close(self) -> None:
         """End every turn and wait until what was written is stored."""
@@ -203,8 +209,7 @@ class Chat:
         for running in live:
             running.unless_done_within(_CLOSE_S)
         await asyncio.gather(*(running.wait() for running in live))
-        if self._saving:
-            await asyncio.gather(*self._saving, return_exceptions=True)
+        await asyncio.gather(*self._saving, *self._leaving, return_exceptions=True)
 
     # -- a turn ------------------------------------------------------------------------------------------
 
@@ -268,7 +273,7 @@ class Chat:
             async with aclosing(self._stream(turn, built)) as updates:
                 async for update in updates:
                     yield update
-            message = await self._save(turn, built)
+            message = await asyncio.shield(self._save(turn, built))
             notes = built.notes if turn.cut is None else (*built.notes, phrase("note.looped"))
             yield Finished(message, await self._sources(turn, shown_of(message.references)), notes)
         finally:
@@ -276,9 +281,9 @@ class Chat:
             preparing.cancel()
             if turn.generation is not None:
                 turn.generation.abort()  # nothing happens where it has ended
-            unsaved = turn.asked is not None and turn.receipt is None and not turn.forgotten
+            unsaved = turn.asked is not None and not turn.saved and not turn.forgotten
             if unsaved and built is not None and turn.text.strip():
-                self._save_later(turn, built)
+                self._save(turn, built)
 
     async def _keep_question(self, turn: Turn) -> None:
         if turn.asked is None:
@@ -367,39 +372,70 @@ class Chat:
                         turn.status = "failed"
                         raise event.error
 
-    async def _save(self, turn: Turn, built: Built) -> Message:
-        references = await self._prompter.attribute(turn.text, built)
-        return await self._store.add_message(
-            turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
-            status=turn.status, tokens=turn.tokens or None, model=self._engine.status().model,
-            receipt=turn.receipt, references=references,
-        )  # fmt: skip
+    def _save(self, turn: Turn, built: Built) -> asyncio.Task[Message]:
+        """Store the answer, or the part there is of it, in a task of its own: once begun it comes to its end,
+        whoever is cancelled or gone meanwhile, and no answer is stored twice."""
 
-    def _save_later(self, turn: Turn, built: Built) -> None:
-        """Keep a part whose viewer is gone; this must not wait, as the caller is being cancelled."""
-        task = asyncio.ensure_future(self._save(turn, built))
-        self._saving.add(task)
+        async def save() -> Message:
+            references = await self._prompter.attribute(turn.text, built)
+            return await self._store.add_message(
+                turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
+                status=turn.status, tokens=turn.tokens or None, model=self._engine.status().model,
+                receipt=turn.receipt, references=references,
+            )  # fmt: skip
 
         def done(finished: asyncio.Task[Message]) -> None:
             self._saving.discard(finished)
-            if not finished.cancelled() and finished.exception() is not None:
-                log.warning("a stopped answer could not be kept: %s", finished.exception())
+            if not finished.cancelled() and (error := finished.exception()) and not turn.forgotten:
+                log.warning("an answer could not be kept: %s", error)
 
+        turn.saved = True
+        task = asyncio.ensure_future(save())
+        self._saving.add(task)
         task.add_done_callback(done)
+        return task
 
     # -- the second reader -------------------------------------------------------------------------------
 
-    async def _guest(self, turn: Turn) -> AsyncGenerator[Update, None]:
-        self._inviting.add(turn.payer.id)
+    async def _guest(
+        self,
+        payer: Principal,
+        place: object,
+        unbegun: asyncio.TimerHandle,
+        question: str,
+        spans: tuple[Span, ...],
+    ) -> AsyncGenerator[Update, None]:
+        """The reader's turn. It has a conversation only from here on to its end."""
+        unbegun.cancel()
+        if self._inviting.setdefault(payer.id, place) is not place:
+            raise TurnRunning(phrase("refused.reader_running"))
+        reader = Principal(payer.kind, "r-" + secrets.token_hex(16))
+        opening = asyncio.ensure_future(self._store.create(reader, "Second reader"))
         try:
+            turn = Turn(
+                reader, payer, await asyncio.shield(opening), (), question, self._sampling(),
+                frozenset(span.collection_id for span in spans), None, spans=spans,
+            )  # fmt: skip
             async with aclosing(self._run(turn)) as updates:
                 async for update in updates:
                     yield update
         finally:
-            self._inviting.discard(turn.payer.id)
-            # What it wrote is on the inviter's screen; its page table stays open for the memory panel.
-            task = asyncio.ensure_future(self._store.delete(turn.principal, turn.conversation.id))
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+            self._uninvite(payer.id, place)
+            task = asyncio.ensure_future(self._leave(reader, opening))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, reader: Principal, opening: asyncio.Future[Conversation]) -> None:
+        """Delete a second reader's conversation: what it wrote is on the inviter's screen. Its page table
+        stays open for the memory panel."""
+        try:
+            await self._store.delete(reader, (await opening).id)
+        except Exception as error:
+            log.warning("the conversation of a second reader could not be deleted: %s", error)
+
+    def _uninvite(self, payer: str, place: object) -> None:
+        if self._inviting.get(payer) is place:
+            del self._inviting[payer]
 
     async def _shared_spans(
         self,

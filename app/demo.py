@@ -147,6 +147,7 @@ class Demo:
             raise DemoRefused(f"{readers} readers were asked for; {MIN_READERS} to {MAX_READERS} can come.")
         self._progress = Progress(readers, time.monotonic())
         self._task = asyncio.create_task(self._run(self._progress), name="coread-demo")
+        self._task.add_done_callback(_told)
 
     async def wait(self) -> Progress:
         """Wait for the last reader to leave; raises what the demonstration failed with."""
@@ -172,6 +173,7 @@ class Demo:
         """Called by the runtime when it loads."""
         if self._planned is not None:
             self._beginning = asyncio.create_task(self._begin(*self._planned), name="coread-demo-plan")
+            self._beginning.add_done_callback(_told)
             self._planned = None
 
     async def _begin(self, readers: int, record: Path | None) -> None:
@@ -188,6 +190,9 @@ class Demo:
         finally:
             if recording is not None:
                 recording.cancel()
+                await asyncio.wait({recording})
+        if recording is not None and not recording.cancelled():
+            recording.result()  # raises what it failed with: half a recording is none
         if record is not None:
             today = datetime.now(UTC).date().isoformat()
             await asyncio.to_thread(save, recorder.recording(today), record)
@@ -231,6 +236,9 @@ class Demo:
         except AppError as error:
             progress.problem = str(error)
             log.warning("the demonstration could not be run: %s", error)
+        except Exception:
+            progress.problem = "The demonstration has failed; the server's log says why."
+            raise
         finally:
             progress.ended = time.monotonic()
 
@@ -270,9 +278,14 @@ class Demo:
             await asyncio.shield(self._leave(part, talk.id, progress))
 
     async def _leave(self, part: Part, talk: str, progress: Progress) -> None:
-        await self._runtime.chat.delete(part.principal, talk)
-        self._talks.pop(talk, None)
-        progress.left += 1
+        try:
+            await self._runtime.chat.delete(part.principal, talk)
+        except Exception as error:  # the others stay; what is left of this one, the next start deletes
+            log.warning("the conversation of scripted reader %d could not be deleted: %s", part.number, error)
+            progress.failed.append(f"reader {part.number} leaving: {error}")
+        finally:
+            self._talks.pop(talk, None)
+            progress.left += 1
 
     async def _ask(self, part: Part, talk: str, question: str, progress: Progress) -> None:
         async with aclosing(self._runtime.chat.ask(part.principal, talk, question)) as updates:
@@ -289,3 +302,9 @@ class Demo:
             async for _ in updates:
                 pass
         progress.answers += 1
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    """Nobody need wait for a demonstration: what it failed with is in the log."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has failed: %s", task.get_name(), error, exc_info=error)

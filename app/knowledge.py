@@ -293,8 +293,13 @@ class Knowledge:
         return info
 
     async def delete(self, principal: Principal, document: str) -> int:
-        """Delete a document that is `changeable`; how many blocks of its KV lost their document."""
+        """Delete a document that is `changeable`; how many blocks of its KV lost their document.
+
+        An engine that is down keeps nothing of it and must not keep anybody from deleting.
+        """
         await self.changeable(principal, document)
-        freed = await asyncio.to_thread(self._engine.unlink_document, document)
+        freed = 0
+        if self._engine.status().state == "ready":
+            freed = await asyncio.to_thread(self._engine.unlink_document, document)
         await self._library.delete_document(document)
         return freed

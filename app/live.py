@@ -45,9 +45,12 @@ class LiveTurn:
         self._stage: Stage | None = None
         self._error: Exception | None = None
         self._viewers = 0
+        self._over = False
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._task = asyncio.ensure_future(self._run(updates))
+        # A task that is cancelled before its first step never gets to its `finally`.
+        self._task.add_done_callback(lambda _: self._end())
 
     @property
     def done(self) -> bool:
@@ -123,11 +126,16 @@ class LiveTurn:
         except Exception as error:
             self._error = error
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._end()  # before the task is done: whoever saw the end may begin the next turn at once
+
+    def _end(self) -> None:
+        """The turn is over. Called again once its task is done, which is what viewers look at."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._over:
+            self._over = True
             self._ended()
-            # Viewers look at the task, which is done only after this has returned.
-            asyncio.get_running_loop().call_soon(self._wake)
+        self._wake()
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

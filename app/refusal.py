@@ -24,8 +24,9 @@ def refusal() -> Phrase:
 
 
 def is_refusal(message: Message) -> bool:
-    """True for a message that was stored in the place of an answer."""
-    return message.role == "assistant" and message.model is None and message.text == refusal()
+    """True for a message that was stored in the place of an answer: no model wrote it. Its text says nothing,
+    as a later version may word it in another way."""
+    return message.role == "assistant" and message.model is None
 
 
 def refusal_text(closest: Sequence[Source]) -> str:

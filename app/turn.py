@@ -43,6 +43,8 @@ class Turn:
     submitted: bool = False
     #: The conversation is being deleted: nothing of the turn is kept.
     forgotten: bool = False
+    #: The answer is stored, or is being stored.
+    saved: bool = False
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     receipt: dict[str, Any] | None = None

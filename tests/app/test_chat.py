@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from app import commands
+from app.chat import Invitation
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.live import HEARTBEAT_S
 from app.pages import transcript
@@ -266,6 +268,75 @@ async def test_the_second_reader_is_somebody_else_over_the_same_text(
     assert [s for s in guest.segments if s.scope.private] != [s for s in mine.segments if s.scope.private]
 
 
+async def test_a_second_reader_whom_nobody_looks_at_leaves_nothing_and_makes_way(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[Principal] = []
+    create = runtime.store.create
+
+    async def watched(principal: Principal, *args: Any) -> Any:
+        created.append(principal)
+        return await create(principal, *args)
+
+    monkeypatch.setattr(runtime.store, "create", watched)
+    clicks = await asyncio.gather(
+        *(runtime.chat.invite(ANN, None, "sample-bakery") for _ in range(2)), return_exceptions=True
+    )
+    assert [type(click) for click in clicks] == [Invitation, TurnRunning]
+    assert isinstance(clicks[0], Invitation)
+    with pytest.raises(TurnRunning):
+        await runtime.chat.invite(ANN, None, "sample-bakery")
+    await clicks[0].updates.aclose()  # a page that was closed before the first update
+    assert created == []
+
+    runtime.chat.grace_s = 0.0
+    late = await runtime.chat.invite(BOB, None, "sample-bakery")
+    await asyncio.sleep(0.01)
+    again = await runtime.chat.invite(BOB, None, "sample-bakery")  # nobody looked at the first in time
+    first = await anext(again.updates)
+    assert isinstance(first, Stage)
+    with pytest.raises(TurnRunning):
+        await run(late.updates)
+    await again.updates.aclose()
+    await runtime.chat.close()
+    (reader,) = created
+    assert await runtime.store.conversations(reader) == []
+
+
+async def test_a_second_reader_that_cannot_be_deleted_is_in_the_log(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(runtime.store, "delete", full)
+    invitation = await runtime.chat.invite(ANN, None, "sample-bakery")
+    await run(invitation.updates)
+    await runtime.chat.close()
+    assert "second reader could not be deleted: the disk is full" in caplog.text
+
+
+async def test_while_the_engine_is_down_things_can_be_deleted(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = await runtime.knowledge.upload(ANN, "key.txt", b"The zebra password is quagga.")
+    async for _ in runtime.knowledge.progress(ANN, document, 0.1):
+        pass
+    talk, _ = await ask(runtime, ANN)
+
+    def down(*_: Any) -> Any:
+        raise AssertionError("an engine that is down was asked")
+
+    failed = replace(engine.status(), state="failed")
+    monkeypatch.setattr(FakeEngine, "status", lambda self: failed)
+    monkeypatch.setattr(FakeEngine, "unlink_document", down)
+    monkeypatch.setattr(FakeEngine, "close_conversation", down)
+    assert await runtime.knowledge.delete(ANN, document) == 0
+    assert document not in {view.id for view in await runtime.knowledge.documents(ANN)}
+    await runtime.chat.delete(ANN, talk)
+    assert await runtime.store.conversations(ANN) == []
+
+
 async def test_an_invitation_needs_something_to_read(runtime: Runtime) -> None:
     with pytest.raises(NotFoundHere, match="choose a document"):
         await runtime.chat.invite(ANN, None, None)
@@ -318,6 +389,8 @@ async def test_a_question_that_the_documents_do_not_answer_is_not_given_to_the_m
     assert [m.role for m in stored] == ["user", "assistant"]
     assert is_refusal(stored[1])
     assert not is_refusal(stored[0])
+    assert is_refusal(replace(stored[1], text="As an earlier version worded it."))
+    assert not is_refusal(replace(stored[1], model="a model that says just this"))
     shown = transcript.answer_entries(finished.message, finished.sources, Words("zh-Hant"))
     assert "它們並不是答案" in str(shown[0]["content"])
     assert "並非答案" in str(shown[0]["content"])  # each passage is marked

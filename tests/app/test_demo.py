@@ -110,6 +110,49 @@ async def test_stopping_sends_everybody_home(runtime: Runtime, quick: Demo) -> N
     assert status["arrived"] == status["left"] > 0
 
 
+async def test_a_reader_whose_leaving_fails_ends_nobody_elses_visit(
+    runtime: Runtime, quick: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick._pace = Pace(between_s=0.0, reads_s=0.0)
+    delete, failures = runtime.chat.delete, iter([OSError("the disk is full")])
+
+    async def full(principal: Principal, talk: str) -> None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        await delete(principal, talk)
+
+    monkeypatch.setattr(runtime.chat, "delete", full)
+    quick.start()
+    progress = await quick.wait()
+    assert (progress.arrived, progress.left) == (MIN_READERS, MIN_READERS)
+    assert len(progress.failed) == 1
+    assert "the disk is full" in progress.failed[0]
+    assert quick.conversations({"sample-lighthouse": "L", "sample-bakery": "B"}) == {}
+
+
+async def test_what_a_planned_demonstration_fails_with_is_in_the_log(
+    runtime: Runtime, quick: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    quick._pace = Pace(between_s=0.0, reads_s=0.0)
+    quick.plan(MIN_READERS, tmp_path / "none" / "r.json.gz")
+    quick.begin_planned()
+    assert quick._beginning is not None
+    await asyncio.wait({quick._beginning})
+    assert "coread-demo-plan has failed: " in caplog.text
+    assert "cannot be written" in caplog.text
+
+    async def broken() -> list[DocumentView]:
+        raise OSError("no table")
+
+    monkeypatch.setattr(quick, "_documents", broken)
+    quick.start()
+    with pytest.raises(OSError, match="no table"):
+        await quick.wait()
+    assert "coread-demo has failed: no table" in caplog.text
+    assert quick.status()["problem"].startswith("The demonstration has failed")
+
+
 async def test_the_command_starts_it_through_the_door(
     runtime: Runtime, client: httpx.AsyncClient, quick: Demo
 ) -> None:

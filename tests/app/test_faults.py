@@ -209,7 +209,33 @@ async def test_a_broken_store_is_a_clean_answer_at_every_door(
     assert int(refused.headers["retry-after"]) >= 1
 
 
-# Clients that take their time
+# Clients that leave, or take their time
+
+
+@pytest.mark.parametrize("path", ["/library/files", "/gradio_api/queue/join", "/sign-in"])
+async def test_who_leaves_while_sending_is_no_fault_of_the_server(
+    runtime: Runtime, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """A cancelled upload is everyday life: no error in the log, and nothing of it is kept."""
+    ann, cookie = runtime.signer.issue()
+    headers = {"host": "127.0.0.1", "content-type": "application/json"}
+    headers |= {"cookie": f"{runtime.signer.name}={cookie}", "content-length": "1000"}
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(k.encode(), v.encode()) for k, v in headers.items()], "http_version": "1.1",
+        "scheme": "http", "server": ("127.0.0.1", 7860), "client": ("10.0.0.7", 5), "root_path": "",
+    }  # fmt: skip
+    came: list[dict[str, Any]] = [{"type": "http.request", "body": b"# Half", "more_body": True}]
+
+    async def receive() -> dict[str, Any]:
+        return came.pop() if came else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        assert message.get("status", 0) < 500
+
+    await create_app(runtime, gr.Blocks())(scope, receive, send)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []
+    assert (await runtime.knowledge.stored(ann)).documents == 0
 
 
 @pytest.fixture

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.errors import NotFoundHere, ShuttingDown, TurnRunning
+from app.live import LiveTurn
 from app.pages.conversations import ConversationHandlers
 from app.pages.handlers import ChatHandlers
 from app.runtime import Runtime
@@ -58,8 +59,8 @@ async def test_nobody_watching_ends_the_turn_and_the_part_is_kept(
 async def test_whoever_comes_back_in_time_sees_all_of_the_answer(
     runtime: Runtime, engine: FakeEngine
 ) -> None:
-    runtime.chat.grace_s = 0.3
-    engine.script = [Delta(0, "Hel", (82,)), 0.7, Delta(0, "lo.", (118,)), *says("Hello.")[2:]]
+    runtime.chat.grace_s, came_back = 60.0, asyncio.Event()
+    engine.script = [Delta(0, "Hel", (82,)), came_back.wait, Delta(0, "lo.", (118,)), *says("Hello.")[2:]]
     talk = await runtime.store.create(ANN)
     first = runtime.chat.ask(ANN, talk.id, QUESTION)
     await until_text(first)
@@ -67,6 +68,7 @@ async def test_whoever_comes_back_in_time_sees_all_of_the_answer(
     live = await runtime.chat.watch(ANN, talk.id)
     assert live is not None
     assert (live.question, live.parent) == (QUESTION, None)
+    came_back.set()
     updates = await run(live.view())
     assert "".join(u.delta for u in updates if isinstance(u, Text)) == "Hello."
     assert isinstance(updates[-1], Finished)
@@ -76,8 +78,8 @@ async def test_whoever_comes_back_in_time_sees_all_of_the_answer(
 
 
 async def test_two_viewers_see_the_same_and_one_may_leave(runtime: Runtime, engine: FakeEngine) -> None:
-    runtime.chat.grace_s = 0.0
-    engine.script = [Delta(0, "Hel", (82,)), 0.2, *says("Hello.")[2:]]
+    runtime.chat.grace_s, go_on = 0.0, asyncio.Event()
+    engine.script = [Delta(0, "Hel", (82,)), go_on.wait, *says("Hello.")[2:]]
     talk = await runtime.store.create(ANN)
     first = runtime.chat.ask(ANN, talk.id, QUESTION)
     await until_text(first)
@@ -86,6 +88,8 @@ async def test_two_viewers_see_the_same_and_one_may_leave(runtime: Runtime, engi
     second = asyncio.ensure_future(run(live.view()))
     await asyncio.sleep(0.05)
     await first.aclose()
+    await asyncio.sleep(0.05)  # time to be ended, were the first the only viewer
+    go_on.set()
     assert isinstance((await second)[-1], Finished)
     assert not engine.generations[0].aborted
 
@@ -126,14 +130,63 @@ async def test_leaving_before_the_engine_was_asked_asks_it_nothing(
 
 
 async def test_an_error_reaches_every_viewer(runtime: Runtime, engine: FakeEngine) -> None:
-    engine.script = [0.2, *failing(StepFailed("The step failed."))]
+    go_on = asyncio.Event()
+    engine.script = [go_on.wait, *failing(StepFailed("The step failed."))]
     talk = await runtime.store.create(ANN)
     first = asyncio.ensure_future(run(runtime.chat.ask(ANN, talk.id, QUESTION)))
     await engine.submitted.wait()
     live = await runtime.chat.watch(ANN, talk.id)
     assert live is not None
-    outcomes = await asyncio.gather(first, run(live.view()), return_exceptions=True)
+    second = asyncio.ensure_future(run(live.view()))
+    go_on.set()
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [StepFailed, StepFailed]
+
+
+async def test_a_turn_that_is_cancelled_before_its_first_step_has_ended_too() -> None:
+    async def never() -> AsyncGenerator[Update, None]:
+        raise AssertionError("this was begun")
+        yield
+
+    ended: list[str] = []
+    live = LiveTurn(
+        never(), question=QUESTION, parent=None, grace_s=5.0, abandoned=lambda: None,
+        ended=lambda: ended.append("ended"),
+    )  # fmt: skip
+    live.kill()
+    assert await run(live.view()) == []
+    await live.wait()
+    await asyncio.sleep(0)
+    assert ended == ["ended"]
+
+
+async def test_an_answer_whose_turn_is_killed_while_it_is_stored_is_stored_once(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storing, go_on = asyncio.Event(), asyncio.Event()
+    attribute = runtime.prompter.attribute
+
+    async def slow(answer: str, built: Any) -> Any:
+        storing.set()
+        await go_on.wait()
+        return await attribute(answer, built)
+
+    monkeypatch.setattr(runtime.prompter, "attribute", slow)
+    engine.script = says("It was built in 1871.")
+    talk = await runtime.store.create(ANN)
+    asking = asyncio.ensure_future(run(runtime.chat.ask(ANN, talk.id, QUESTION)))
+    await storing.wait()
+    live = await runtime.chat.watch(ANN, talk.id)
+    assert live is not None
+    await live.cancel()
+    go_on.set()
+    await runtime.chat.close()
+    path = await runtime.store.path(ANN, talk.id)
+    assert [(m.text, m.status) for m in path[1:]] == [("It was built in 1871.", "complete")]
+    assert path[1].receipt is not None
+    assert path[1].references
+    assert len(await runtime.store.siblings(ANN, talk.id, path[1].id)) == 1
+    await asking
 
 
 async def test_only_the_owner_watches(runtime: Runtime, engine: FakeEngine) -> None:
@@ -179,7 +232,8 @@ def event(**sent: str) -> Any:
 
 
 async def test_a_reloaded_page_finds_the_running_answer_again(runtime: Runtime, engine: FakeEngine) -> None:
-    engine.script = [Delta(0, "Hel", (82,)), 0.5, Delta(0, "lo.", (118,)), *says("Hello.")[2:]]
+    go_on = asyncio.Event()
+    engine.script = [Delta(0, "Hel", (82,)), go_on.wait, Delta(0, "lo.", (118,)), *says("Hello.")[2:]]
     handlers = ChatHandlers(runtime, ConversationHandlers(runtime))
     _, request = browser(runtime)
     asking = handlers.ask(QUESTION, None, None, request)
@@ -189,7 +243,11 @@ async def test_a_reloaded_page_finds_the_running_answer_again(runtime: Runtime, 
         if "Hel" in str(output.get("chat", "")):
             break
     await asking.aclose()  # type: ignore[attr-defined]
-    outputs = [o async for o in handlers.enter(None, request, event(conversation=talk))]
+    outputs = []
+    async for output in handlers.enter(None, request, event(conversation=talk)):
+        outputs.append(output)
+        if len(outputs) > 2 and "Hel" in str(output.get("chat", "")):
+            go_on.set()
     assert outputs[1]["conversation"] == talk
     assert "lighthouse on Gull Rock" in outputs[1]["chat"][0]["content"]
     assert any("Hel" in str(o.get("chat", "")) for o in outputs[2:])

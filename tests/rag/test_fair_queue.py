@@ -113,7 +113,7 @@ def test_whoever_comes_while_one_owner_has_both_threads_is_read_at_once(library:
     assert library.check().ok
 
 
-def test_a_document_that_pauses_is_stopped_with_the_server(library: Library, gate: Gate) -> None:
+def test_a_document_that_pauses_can_be_cancelled(library: Library, gate: Gate) -> None:
     long = [library.add_document("shared", f"{n}.md", (LONG + f" {n}").encode(), "ann") for n in range(2)]
     for _ in long:
         gate.arrived()
