@@ -18,7 +18,7 @@ from app.pages.handlers import ChatHandlers
 from app.pages.library_page import build_library
 from app.pages.library_panel import LibraryHandlers
 from app.pages.library_source import SEARCH_ALL
-from app.pages.quick import skip_cheaply
+from app.pages.quick import keep_updates_apart, skip_cheaply
 from app.pages.words import mark
 from app.runtime import Runtime
 from app.store import MAX_TITLE
@@ -176,6 +176,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
     # nothing. A click waits half of this longer on average, which nobody can see.
     demo._queue.sleep_when_free = QUEUE_LOOK_S
     skip_cheaply(demo)
+    keep_updates_apart(demo)
     demo._queue.progress_update_sleep_when_free = 1.0  # nothing here reports progress through Gradio
     return demo
 

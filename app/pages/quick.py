@@ -1,4 +1,4 @@
-"""What Gradio does for outputs that do not change: nothing.
+"""What Gradio does for outputs that do not change: nothing; and for those that do: all of it.
 
 An event of the page names all the components that it may change, and changes one or two of them ten times a
 second while an answer is written. For each of the others Gradio makes the component anew and describes it in
@@ -44,6 +44,39 @@ def skip_cheaply(demo: gr.Blocks) -> None:
         return out
 
     demo.postprocess_data = postprocess_data  # type: ignore[method-assign]
+
+
+def keep_updates_apart(demo: gr.Blocks) -> None:
+    """Let no update be lost in a browser that is behind.
+
+    Of a stream Gradio sends what has changed since the last message, and its client changes the last
+    message's own objects accordingly (gradio 6.31, `apply_diff`): where the page has not yet shown that
+    message, it shows its successor twice. A text that grows comes to no harm by it. But an update such as
+    "this button is now Stop" that is followed by "leave it alone" is gone, and the button never comes. An
+    update is therefore sent whole whenever it is another than before.
+    """
+    whole = demo.handle_streaming_diffs
+
+    def handle_streaming_diffs(
+        block_fn: Any,
+        data: list[Any],
+        session_hash: str | None,
+        run: str | None,
+        final: bool,
+        simple_format: bool = False,
+    ) -> list[Any]:
+        runs = {} if session_hash is None else demo.pending_diff_streams.get(session_hash, {})
+        before = None if run is None else runs.get(run)
+        if before is None or final or simple_format:
+            return whole(block_fn, data, session_hash, run, final, simple_format)
+        before, now = list(before), list(data)
+        sent = whole(block_fn, data, session_hash, run, final, simple_format)
+        for i, (old, new) in enumerate(zip(before, now, strict=False)):
+            if isinstance(old, dict) and old != new:
+                sent[i] = [["replace", [], new]]
+        return sent
+
+    demo.handle_streaming_diffs = handle_streaming_diffs  # type: ignore[method-assign]
 
 
 def _values(outputs: list[Any], predictions: Any) -> list[Any] | None:
