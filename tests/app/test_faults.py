@@ -46,6 +46,8 @@ class Dying(SmallEngine):
             return step()
 
         self.written = False
+        #: The conversations whose answer had begun, and whose they are.
+        self.taken: dict[str, Principal] = {}
         self.core.step = dying  # type: ignore[method-assign]
 
 
@@ -65,6 +67,7 @@ async def answer(runtime: Runtime, who: Principal, talk: str, engine: Dying | No
     async for update in runtime.chat.ask(who, talk, QUESTION):
         if engine is not None and isinstance(update, Text):
             engine.written = True
+            engine.taken[talk] = who
         seen.append(update)
     return seen
 
@@ -100,8 +103,10 @@ async def test_a_dead_engine_comes_back_and_everybody_is_told(runtime: Runtime, 
         assert isinstance((await answer(runtime, BOB, second.id))[-1], Finished)
     kept = await runtime.store.path(ANN, before.id)
     assert [message.status for message in kept] == ["complete", "complete"]
-    interrupted = await runtime.store.path(ANN, first.id)
-    assert interrupted[0].text == QUESTION, "a question that was taken is not lost with the engine"
+    assert engine.taken
+    for talk, who in engine.taken.items():
+        interrupted = await runtime.store.path(who, talk)
+        assert interrupted[0].text == QUESTION, "a question that was taken is not lost with the engine"
     runtime.engine.check_integrity()
 
 
