@@ -131,7 +131,7 @@ async def test_bodies_are_no_larger_than_what_they_are_for(
     page: httpx.AsyncClient, client: httpx.AsyncClient
 ) -> None:
     body = {"session_hash": "annshash", "fn_index": 0, "data": ["x" * 2**20]}
-    assert (await page.post("/gradio_api/queue/join", json=body)).status_code == 403
+    assert (await page.post("/gradio_api/queue/join", json=body)).status_code == 413
     large = b'{"model":"coread","messages":[{"role":"user","content":"' + b"x" * MAX_MESSAGES_BYTES + b'"}]}'
     refused = await client.post("/v1/chat/completions", content=large)
     assert refused.status_code == 413
