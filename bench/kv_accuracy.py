@@ -7,6 +7,7 @@ KV pool in the model's own precision and in e4m3, whose scales are then made coa
 from __future__ import annotations
 
 import argparse
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,6 +20,8 @@ from kernels.api import get_backend
 from kernels.fp8 import HEADROOM, Scales
 
 BLOCK_SIZE = 16
+Precision = Literal["float32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def moved(scales: tuple[Scales, ...], factor: float) -> tuple[Scales, ...]:
@@ -40,15 +43,17 @@ def coarser(scales: tuple[Scales, ...], *, whole_model: bool) -> tuple[Scales, .
     return tuple(made)
 
 
-def measure(dtype: str, tokens: int) -> list[str]:
+def measure(dtype: Precision, tokens: int) -> list[str]:
     """Rows of the table for one precision of the model."""
-    model = load_model(EngineConfig(model="packaged", device="cpu", dtype=dtype))  # type: ignore[arg-type]
+    model = load_model(EngineConfig(model="packaged", device="cpu", dtype=dtype))
     backend = get_backend("torch_cpu", "cpu")
     text = token_ids(model.tokenizer, tokens)
     exact = likelihood(model, backend, BLOCK_SIZE, text)
     rows = [f"| {dtype} | none | {exact:.4f} | | {check(model, backend, BLOCK_SIZE).rms_error:.1e} |"]
     use_fp8(model, backend, BLOCK_SIZE)
-    found = model.kv_scales or ()
+    found = model.kv_scales
+    if found is None:
+        raise ValueError("a model with 8-bit KV has no scales")
     report = check(model, backend, BLOCK_SIZE, FP8_TOLERANCE)
     variants = {
         f"one a head, headroom {HEADROOM:g}": (found, f"{report.rms_error:.1e}"),
@@ -68,10 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Measure what 8-bit KV costs in accuracy.")
     parser.add_argument("--tokens", type=int, default=1000, help="most tokens of the text that are read")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     options = parser.parse_args(arguments)
     print("| model in | scales | nats a token | cost | logits |\n|---|---|---|---|---|")
-    for dtype in options.dtypes:
+    for dtype in [one for one in PRECISIONS if one in options.dtypes]:
         print("\n".join(measure(dtype, options.tokens)), flush=True)
     return 0
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from engine.kv_pool import KVPool
 from engine.loading import load
 from engine.runner import Row, Runner
 from engine.sampler import SamplerState
@@ -54,16 +53,15 @@ class Bench:
     """The packaged model over a pool that holds the longest document and all tails."""
 
     def __init__(self, readers: int, document: int) -> None:
-        blocks = -(-document // BLOCK) + readers * (TAIL // BLOCK + 1)
+        blocks = -(-document // BLOCK) + readers * (TAIL // BLOCK)
+        # The pool that comes with it is only written by the warm-up: the rest of it takes no memory.
         loaded = load(EngineConfig(model="packaged", kv_pool_bytes=512 * 2**20))
-        runner, size = loaded.runner, loaded.model.shape.block_bytes(BLOCK)
-        pool = KVPool(loaded.model.shape, blocks, BLOCK, loaded.model.dtype, loaded.model.device)
+        pool = loaded.model.new_pool(blocks, BLOCK)
         for tensor in (*pool.key, *pool.value):
             tensor.normal_()  # unwritten slots may hold anything, NaN included; here they stand for a text
         self.runners = {
-            on: Runner(loaded.model, pool, runner.backend, shared_pass=on) for on in (True, False)
+            on: Runner(loaded.model, pool, loaded.runner.backend, shared_pass=on) for on in (True, False)
         }
-        self.pool_bytes = blocks * size
 
     def point(self, readers: int, document: int, rounds: int) -> Point:
         """Median step times of the two ways, taken in turns."""
