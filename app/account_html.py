@@ -19,9 +19,12 @@ def when(at: float | None, w: Words) -> str:
 
 
 _STYLE = (
+    ":root{color-scheme:light dark}"
     "body{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:3em auto;padding:0 1em;color:#17232f;"
     "background:#f6f8fa}main{background:#fff;border:1px solid #dde3ea;border-radius:16px;padding:1.2em 1.6em}"
-    "a{color:#0f766e}nav{display:flex;justify-content:space-between;gap:1em;margin:0 0 1em}"
+    "a{color:#0f766e}"
+    "nav{display:flex;justify-content:space-between;align-items:baseline;gap:1em;margin:0 0 1em}"
+    "nav a:first-child{font-size:1.3em;font-weight:680;color:inherit;text-decoration:none}"
     "h1{font-size:1.4em;margin:.2em 0 .6em}h2{font-size:1.1em;margin:1.6em 0 .4em}"
     "form{margin:.6em 0}label{display:block;margin:.6em 0}"
     "input,select{font:inherit;padding:.45em .6em;max-width:100%;box-sizing:border-box;color:inherit;"
@@ -30,11 +33,18 @@ _STYLE = (
     "border:1px solid #8a97a5}button.go{background:#0f766e;border-color:#0f766e;color:#fff;font-weight:600}"
     "table{border-collapse:collapse;width:100%}th{font-weight:450}"
     "td,th{text-align:start;padding:.35em .8em .35em 0;border-bottom:1px solid #8884;vertical-align:top}"
-    "td,th,h1,p{overflow-wrap:anywhere}td form{margin:0}"
+    "td,th,h1,p{overflow-wrap:anywhere}td form{margin:0;min-width:7em}td:has(form){width:1%}"
+    "button.go{margin-top:.4em}"
+    "@media(max-width:40em){body{margin:1.2em auto}main{padding:1em 1.1em}label input{width:100%}"
+    "table,tbody{display:block}tr{display:flex;flex-wrap:wrap;gap:.1em 1.2em;align-items:baseline;"
+    "border-bottom:1px solid #8884;padding:.5em 0}td,th{border:0;padding:0;min-width:0}td:empty{display:none}"
+    "tr:has([scope=col]){display:none}[scope=row]+td{margin-inline-start:auto;text-align:end}}"
     ".said{padding:.6em .9em;border-left:4px solid #0e7490;background:#8881}"
     ":focus-visible{outline:2px solid #e5540b;outline-offset:1px}"
     "@media(prefers-color-scheme:dark){body{color:#e8eef4;background:#0c1218}"
-    "main{background:#151d26;border-color:#2b3743}a{color:#45c9b4}:focus-visible{outline-color:#ff5a2a}}"
+    "main{background:#151d26;border-color:#2b3743}a{color:#45c9b4}"
+    "button.go{background:#45c9b4;border-color:#45c9b4;"
+    "color:#10212a}:focus-visible{outline-color:#ff5a2a}}"
 )
 
 

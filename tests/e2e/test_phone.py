@@ -1,11 +1,12 @@
-"""The chat on a phone: nothing is wider than the screen, however long a word is."""
+"""The pages on a phone: nothing is wider than the screen, however long a word is; and what has to be in the
+first screen."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from engine.types import Delta, Done
 from tests.app.fakes import receipt
@@ -38,4 +39,42 @@ async def test_nothing_is_wider_than_a_phone(served: Served, browser: Browser, t
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.textContent.slice(0, 40))"
     )
     assert wide == []
+    ann.assert_unharmed()
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1280, 900)])
+async def test_the_first_screen_has_the_box_and_the_suggested_questions(
+    served: Served, browser: Browser, width: int, height: int
+) -> None:
+    context = await browser.new_context(viewport={"width": width, "height": height}, locale="en-GB")
+    ann = Person(context, await context.new_page(), served.url)
+    await ann.load()
+    suggested = ann.page.locator("#cr-suggest button")
+    await expect(suggested).to_have_count(4)
+    for part in (ann.page.locator("#cr-ask"), *await suggested.all()):
+        await expect(part).to_be_in_viewport(ratio=1)
+    assert await ann.page.evaluate("scrollY") == 0
+    text = ann.page.locator("#cr-chat .placeholder")
+    await expect(text).to_be_in_viewport(ratio=0.99)  # what the page is about is not cut off to make the room
+    await ann.ask("When was the lighthouse on Gull Rock built?")
+    await ann.answered()
+    await expect(suggested.first).to_be_hidden()
+    await ann.page.evaluate("scrollTo(0, 0)")
+    await expect(ann.page.locator("#cr-ask")).to_be_in_viewport(ratio=1)
+    ann.assert_unharmed()
+
+
+async def test_no_collection_is_cut_off_on_a_phone(served: Served, browser: Browser) -> None:
+    context = await browser.new_context(viewport={"width": 390, "height": 844}, locale="en-GB")
+    ann = Person(context, await context.new_page(), served.url)
+    await ann.page.goto(served.url + "/library")
+    for number in range(2):
+        await ann.page.get_by_role("button", name="New collection").click()
+        await ann.page.locator("[data-cl=dialog] input").fill(f"Papers of the harbour {number}")
+        await ann.page.keyboard.press("Enter")
+        await expect(ann.page.locator("[data-cl=title]")).to_have_text(f"Papers of the harbour {number}")
+    cards = ann.page.locator("[data-cl=collections] button")
+    await expect(cards).to_have_count(3)
+    for card in await cards.all():
+        await expect(card).to_be_in_viewport(ratio=1)
     ann.assert_unharmed()
