@@ -34,6 +34,7 @@ _STYLE = (
     "table{border-collapse:collapse;width:100%}th{font-weight:450}"
     "td,th{text-align:start;padding:.35em .8em .35em 0;border-bottom:1px solid #8884;vertical-align:top}"
     "td,th,h1,p{overflow-wrap:anywhere}td form{margin:0;min-width:7em}td:has(form){width:1%}"
+    "@media(min-width:40.01em){td:has(+td form){white-space:nowrap}}"
     "button.go{margin-top:.4em}"
     "@media(max-width:40em){body{margin:1.2em auto}main{padding:1em 1.1em}label input{width:100%}"
     "table,tbody{display:block}tr{display:flex;flex-wrap:wrap;gap:.1em 1.2em;align-items:baseline;"
