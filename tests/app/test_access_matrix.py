@@ -135,6 +135,7 @@ async def invites_into_it(world: World, who: Principal) -> bool:
         invitation = await world.runtime.chat.invite(who, None, world.document)
     except NotFoundHere:
         return False
+    await anext(invitation.updates)  # one that nobody looks at keeps its place for a while
     await invitation.updates.aclose()
     return True
 

@@ -89,7 +89,8 @@ async def test_no_event_of_the_page_takes_a_file_of_the_server(
         refused = await page.post("/gradio_api/queue/join", json=sent)
         assert refused.status_code == 403, number
         assert "only files that were uploaded" in refused.text
-    sent = {"session_hash": "annshash", "component_id": 1, "fn_name": "x", "data": file_data(str(secret))}
+    part = next(iter(demo.blocks))
+    sent = {"session_hash": "annshash", "component_id": part, "fn_name": "x", "data": file_data(str(secret))}
     assert (await page.post("/gradio_api/component_server", json=sent)).status_code == 403
     await asyncio.sleep(0)
     copies = [file for file in runtime.upload_dir.rglob("*") if file.is_file()]
