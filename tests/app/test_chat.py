@@ -391,6 +391,8 @@ async def test_a_question_that_the_documents_do_not_answer_is_not_given_to_the_m
     assert not is_refusal(stored[0])
     assert is_refusal(replace(stored[1], text="As an earlier version worded it."))
     assert not is_refusal(replace(stored[1], model="a model that says just this"))
+    part = replace(stored[1], text="A part that was kept while the engine was down", references=())
+    assert not is_refusal(part)
     shown = transcript.answer_entries(finished.message, finished.sources, Words("zh-Hant"))
     assert "它們並不是答案" in str(shown[0]["content"])
     assert "並非答案" in str(shown[0]["content"])  # each passage is marked
