@@ -25,8 +25,8 @@ def refusal() -> Phrase:
 
 def is_refusal(message: Message) -> bool:
     """True for a message that was stored in the place of an answer: no model wrote it, and what stands with
-    it came closest only. An earlier version may have worded it in another way, and an answer of which a part was
-    kept while the engine was down may name no model."""
+    it came closest only. An earlier version may have worded it in another way, and an answer of which a part
+    was kept while the engine was down may name no model."""
     if message.role != "assistant" or message.model is not None:
         return False
     return message.text == refusal() or any(r.verdict == CLOSEST for r in message.references)
