@@ -81,7 +81,7 @@ function rate(message, rating, label) {
   call("feedback", { message, rating }, () => {
     for (const other of ["good", "bad"]) {
       document.querySelector(`#cr-chat a[href="#cr-${other}-${message}"]`)
-        ?.setAttribute("aria-current", String(other === rating));
+        ?.setAttribute("aria-pressed", String(other === rating));
     }
     ask("@@desk.thanks@@", `${label} @@desk.optional@@`, "", "@@desk.send@@", (comment) =>
       call("feedback", { message, rating, comment }, () => sheet.close()));
@@ -145,13 +145,17 @@ function guard(event) {
   return true;
 }
 
+function actionAt(event) {
+  return event.target instanceof Element ? event.target.closest("#cr-chat a[href^='#cr-']") : null;
+}
+
 function follow(event) {
   if (!element.isConnected) {
     document.removeEventListener("click", follow, true);
     return;
   }
   if (guard(event)) return;
-  const link = event.target instanceof Element ? event.target.closest("#cr-chat a[href^='#cr-']") : null;
+  const link = actionAt(event);
   if (!link) return;
   event.preventDefault();
   event.stopPropagation();
@@ -161,8 +165,24 @@ function follow(event) {
 
 document.addEventListener("click", follow, true);
 
+// What is announced as a button is pressed with the space bar too; a link answers to Enter only.
+function press(event) {
+  if (!element.isConnected) {
+    document.removeEventListener("keydown", press, true);
+    return;
+  }
+  const link = event.key === " " ? actionAt(event) : null;
+  if (!link) return;
+  event.preventDefault(); // the page would scroll
+  if (!event.repeat) link.click();
+}
+
+document.addEventListener("keydown", press, true);
+
 // Gradio names a message for screen readers by its source text, with every escape in it, and does not say
-// whether a folded part is open. The message's own text is there to be read.
+// whether a folded part is open. The message's own text is there to be read. Messages are Markdown, which has
+// links only, without a role of their own: those that do something here are buttons. An arrow says nothing, so
+// its hint is its name.
 let tidying = 0;
 function tidy() {
   tidying = 0;
@@ -171,6 +191,10 @@ function tidy() {
   }
   for (const title of document.querySelectorAll("#cr-chat .title[role=button]")) {
     title.setAttribute("aria-expanded", String(title.classList.contains("expanded")));
+  }
+  for (const link of document.querySelectorAll("#cr-chat a[href^='#cr-']:not([role=button])")) {
+    link.setAttribute("role", "button");
+    if (link.title && !/\p{L}/u.test(link.textContent)) link.setAttribute("aria-label", link.title);
   }
 }
 const watching = new MutationObserver(() => {

@@ -50,7 +50,7 @@ async def test_an_answer_is_copied_as_it_was_written(served: Served, browser: Br
         "window.said = ''; const said = document.querySelector('[data-cr=said]');"
         "new MutationObserver(() => { window.said += said.textContent; }).observe(said, { childList: true })"
     )
-    await ann.page.get_by_role("link", name="Copy").click()
+    await ann.page.get_by_role("button", name="Copy").click()
     await ann.page.wait_for_function("window.said === 'Copied'")
     assert await ann.page.evaluate("navigator.clipboard.readText()") == answer
     ann.assert_unharmed()
@@ -75,6 +75,15 @@ async def test_all_of_a_turn_by_keyboard(served: Served, browser: Browser) -> No
     await keys.press("Escape")
     await page.locator("[data-cr=sheet] mark").wait_for(state="hidden")
     await expect(source).to_be_focused()
+    assert await page.locator("#cr-chat a[href^='#cr-']:not([role=button])").count() == 0
+    edit = page.locator("#cr-chat").get_by_role("button", name="Edit")
+    await edit.focus()
+    await keys.press("Space")
+    await expect(page.locator("[data-cr=form-text]")).to_have_value(
+        "When was the lighthouse on Gull Rock built?"
+    )
+    await keys.press("Escape")
+    await expect(edit).to_be_focused()
     folded = page.locator("#cr-chat .title[role=button]").last
     await expect(folded).to_have_attribute("aria-expanded", "false")
     await folded.focus()
