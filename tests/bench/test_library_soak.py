@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.library_soak import READABLE, Log, Plan, compare, run
@@ -13,11 +15,13 @@ from rag.library import Library
 
 @pytest.mark.slow
 def test_nothing_that_was_reported_ready_is_lost(tmp_path: Path) -> None:
-    plan = Plan(people=3, documents=8, kills=3, kill_after_s=(0.2, 1.5), timeout_s=200)
+    # The seed's first kill comes soon: before all is done on any machine.
+    plan = Plan(people=3, documents=8, kills=3, kill_after_s=(0.2, 1.5), seed=15, timeout_s=200)
     result = run(tmp_path, plan)
     assert result["faults"] == []
     assert result["documents"] == result["files"] == 24 - result["deleted"]
     assert (result["deleted"], result["replaced"]) == (3, 3)
+    assert 1 <= result["kills"] <= 3
     # The comparison would see it if one of them were gone, or one too many there.
     library = Library.open(tmp_path / "data", WordEmbedder())
     library.delete_document("d-0-0")
@@ -27,6 +31,26 @@ def test_nothing_that_was_reported_ready_is_lost(tmp_path: Path) -> None:
     faults = compare(tmp_path, plan)["faults"]
     assert "d-0-0 was reported ready and is gone" in faults
     assert any("never reported" in fault for fault in faults)
+
+
+@pytest.mark.slow
+def test_few_documents_and_no_kill(tmp_path: Path) -> None:
+    """Fewer than five: nobody deletes anything."""
+    result = run(tmp_path, Plan(people=1, documents=2, searchers=1, kills=0, timeout_s=100))
+    assert (result["faults"], result["documents"], result["deleted"]) == ([], 2, 0)
+
+
+def test_a_child_that_hangs_is_a_fault_and_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    result = run(tmp_path, Plan(kills=0, timeout_s=0.3))
+    assert result["faults"] == ["not done after 0 s"]
+    assert {child.pid for child in psutil.Process().children()} <= before
 
 
 def test_what_was_said_is_read_back(tmp_path: Path) -> None:
