@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,10 @@ PAGE_ACTIONS = (
 P95_S = 1.0
 #: Growth of the resident memory after warm-up that still counts as flat, as a share of it.
 FLAT = 0.03
+#: Share of the time in which the engine must have been at work for the figures to say anything.
+BUSY = 0.5
+#: What somebody who finds no place in line is told: which limit, and when to come back.
+NO_PLACE = re.compile(r"The limit of [\d,]+ waiting requests is reached; try again in a few seconds\.")
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -26,9 +31,10 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def summary(measured: Measured, samples: Sequence[Sample], seconds: float) -> dict[str, Any]:
-    """One phase as figures."""
-    busy = [sample for sample in samples if sample.running > 0]
+def summary(measured: Measured, samples: Sequence[Sample], began: float, seconds: float) -> dict[str, Any]:
+    """One phase as figures; it began at `began` (`time.monotonic`) and took `seconds`."""
+    told = [sample for sample in samples if sample.running >= 0]
+    busy = [sample for sample in told if sample.running > 0]
     actions = {
         name: {
             "count": len(times), "p50_s": round(quantile(times, 0.5), 3),
@@ -44,13 +50,18 @@ def summary(measured: Measured, samples: Sequence[Sample], seconds: float) -> di
         "left_before_the_end": measured.left,
         "errors": measured.errors[:20],
         "error_count": len(measured.errors),
+        "measuring_failed": measured.broken,
         "refusals": dict(measured.refusals),
+        "refused": sum(n for words, n in measured.refusals.items() if NO_PLACE.search(words)),
+        "first_refused_after_s": round(measured.refused_at[0] - began, 1) if measured.refused_at else None,
         "page_actions": len(page),
         "page_p95_s": round(quantile(page, 0.95), 3) if page else None,
         "actions": actions,
+        "looks": len(samples),
+        "looks_without_answer": len(samples) - len(told),
         "engine_busy_share": round(len(busy) / max(1, len(samples)), 3),
-        "running_mean": round(statistics.fmean(s.running for s in samples), 1) if samples else None,
-        "queued_max": max((s.queued for s in samples), default=0),
+        "running_mean": round(statistics.fmean(s.running for s in told), 1) if told else None,
+        "queued_max": max((s.queued for s in told), default=0),
         "server_cores": round(
             (samples[-1].cpu_s - samples[0].cpu_s) / (samples[-1].at - samples[0].at), 2
         ) if len(samples) > 1 else None,
@@ -91,19 +102,30 @@ def _course(
     }
 
 
-def verdicts(
-    loaded: dict[str, Any], over: dict[str, Any], recovery: dict[str, Any], *checks: dict[str, Any]
-) -> dict[str, bool]:
-    """What was claimed, and whether it held."""
-    clean = all("again" in words or "line" in words or "full" in words for words in over["refusals"])
-    memory = loaded["memory"]
+def verdicts(result: dict[str, Any]) -> dict[str, bool]:
+    """What was claimed, and whether it held, of a whole result of `bench.load.measure`. What was not reached
+    (no refusal at twice the load, an idle engine, too few looks at the memory) has not held."""
+    loaded, over, recovery, stored = (result[part] for part in ("readers", "twice", "recovery", "stored"))
+    memory, phases = loaded["memory"], (loaded, over)
     flat = memory["enough_samples"] and all(memory[part]["growth"] <= FLAT for part in ("all", "beside_pool"))
+    p95 = loaded["page_p95_s"]
     return {
+        "the measuring itself": not any(phase["measuring_failed"] for phase in phases),
         "no errors and no refusals": not loaded["error_count"] and not loaded["refusals"],
-        "page actions p95 under 1 s": (loaded["page_p95_s"] or P95_S) < P95_S,
+        "page actions p95 under 1 s": p95 is not None and p95 < P95_S,
+        "the engine was busy meanwhile": loaded["engine_busy_share"] >= BUSY,
+        "nothing hangs: the server always said how it is": all(
+            phase["looks"] > 0 and not phase["looks_without_answer"] for phase in phases
+        ),
         "resident memory flat": flat,
-        "accounts add up": all(not check["problems"] for check in checks),
+        "accounts add up": not result["check_after"]["problems"] and not result["check_at_end"]["problems"],
         "twice the load: no errors": not over["error_count"],
-        "twice the load: refusals, and they are sentences": bool(over["refusals"]) and clean,
-        "recovers": recovery.get("idle_s") is not None and bool(recovery.get("newcomer_answered")),
+        "twice the load: refusals were reached": over["refused"] > 0,
+        "twice the load: each refusal says which limit, and when to come back": bool(over["refusals"])
+        and all(NO_PLACE.search(words) for words in over["refusals"]),
+        "every answer that was seen is stored": not stored["problems"]
+        and 0 < stored["seen"] <= stored["stored"],
+        "recovers": recovery["idle_s"] is not None and bool(recovery["newcomer"].get("answered")),
+        "the server ended in order": bool(result["ended_well"]),
+        "no errors in the log": not result["log_problems"],
     }

@@ -41,6 +41,10 @@ class Measured:
     stopped: int = 0
     #: Readers who left while something was still running for them.
     left: int = 0
+    #: What went wrong in the measuring itself: with it, the figures are not what they claim to be.
+    broken: list[str] = field(default_factory=list)
+    #: When questions were refused (`time.monotonic`).
+    refused_at: list[float] = field(default_factory=list)
 
     def error(self, action: str, error: BaseException) -> None:
         """Book what went wrong."""
@@ -174,7 +178,9 @@ class Page:
         finally:
             if stopping is not None:
                 stopping.cancel()
-                await asyncio.gather(stopping, return_exceptions=True)
+                (outcome,) = await asyncio.gather(stopping, return_exceptions=True)
+                if isinstance(outcome, Exception):  # the button that stops did not work
+                    self.measured.error("stop", outcome)
         self.measured.times["answer"].append(time.monotonic() - began)
         self.measured.answers += 1
         if self.conversation not in self.conversations:  # a refused first question leaves none to open
@@ -293,6 +299,7 @@ async def attempt(measured: Measured, action: str, work: Callable[[], Awaitable[
         await work()
     except PageRefused as refusal:
         measured.refusals[str(refusal)[:160]] += 1
+        measured.refused_at.append(time.monotonic())
         return False
     except Exception as error:
         measured.error(action, error)

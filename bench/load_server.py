@@ -17,6 +17,8 @@ import psutil
 from bench.resident import Resident, resident
 
 START_S = 300.0
+#: What uvicorn logs after the application's own shutdown has come to its end.
+STOPPED = "Application shutdown complete"
 
 
 class ServerFailed(Exception):
@@ -25,7 +27,8 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look from outside. `at` in seconds since the first; memory in bytes of the process alone."""
+    """One look from outside. `at` in seconds since the first; memory in bytes of the process alone; `running`
+    and `queued` are -1 where the server did not say within five seconds."""
 
     at: float
     memory: Resident
@@ -46,7 +49,18 @@ class ServerProcess:
         self._began = time.monotonic()
 
     def start(self, port: int = 0) -> None:
-        """Start (0: on a free port); returns once questions can be answered and all documents are ready."""
+        """Start (0: on a free port); returns once questions can be answered and all documents are ready.
+
+        Raises `ServerFailed`; no process is left then.
+        """
+        try:
+            self._start(port)
+        except BaseException:
+            if self._process is not None:
+                self.kill()
+            raise
+
+    def _start(self, port: int) -> None:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("COREAD_")}
         environment |= {f"COREAD_{name.upper()}": value for name, value in self._settings.items()}
         command = [sys.executable, "-m", self._module, "serve", "--port", str(port)]
@@ -116,6 +130,12 @@ class ServerProcess:
         """Lines of the log that hold any of the words."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line[:300] for line in lines if any(word in line for word in words)]
+
+    def ended_well(self, status: int) -> bool:
+        """Whether `status`, which `stop` gave, is that of a server that shut down in order: it says so in its
+        log, and then ends by the very signal that it was sent, or with 0."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return status in (0, -signal.SIGTERM) and STOPPED in text.rsplit("Coread listens on ", 1)[-1]
 
     def stop(self, timeout: float = 60.0) -> int:
         """End it as an operator does; its exit status (negative where it had to be killed)."""
