@@ -6,7 +6,9 @@ embedding 100,000 passages takes hours on two cores and nothing of a search. The
 whoever asks may read nine of them, or one.
 
 Beside it: the same questions against all vectors with numpy alone, and against bm25s alone; and the same
-searches again while uploads with the real embedder go on. docs/figures.md says what came out.
+searches again while uploads with the real embedder go on, which are deleted afterwards. docs/figures.md says
+what came out. Exit status 1 where the dense leg does not find what numpy finds; `MeasureError` for an upload
+that fails, a search that finds nothing, a kept library with too few passages.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,10 +38,17 @@ from rag.parse.types import Parsed, Section
 from rag.search import DEPTH
 from rag.split import Passage
 from rag.terms import query_terms, terms
+from rag.types import Hit
 
 COLLECTIONS = 10
 _PASSAGES = 20
 _WARM = 10
+#: Until the first upload must have been taken in.
+_UPLOAD_S = 60.0
+
+
+class MeasureError(Exception):
+    """What was to be measured did not happen; the message says what did."""
 
 
 def main() -> None:
@@ -53,6 +64,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.passages < COLLECTIONS * _PASSAGES:
         parser.error(f"--passages must be at least {COLLECTIONS * _PASSAGES}")
+    if options.questions < 1:
+        parser.error("--questions must be at least 1")
 
     def save(result: dict[str, Any]) -> None:
         if options.out:
@@ -76,6 +89,8 @@ def main() -> None:
     finally:
         embedder.close()
     print(json.dumps(result, indent=1) if options.json else table(result))
+    if not result["dense_equals_brute_force"]:
+        sys.exit("The dense leg does not find what numpy finds.")
 
 
 def measure(
@@ -88,7 +103,7 @@ def measure(
     note: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Everything that docs/figures.md shows of search, as plain numbers: times in ms unless named "_s",
-    memory in MiB. `note` is given what there is after each part."""
+    memory in MiB. `note` is given what there is after each part. Raises `MeasureError`."""
     documents = passages // _PASSAGES
     corpus = Corpus(dimension=embedder.dimension)
     asked = corpus.questions(questions + _WARM, documents, _PASSAGES)
@@ -100,7 +115,12 @@ def measure(
         written = fill(library, corpus.documents(documents, _PASSAGES))
         everything = [f"c{n}" for n in range(COLLECTIONS)]
         nine, one = frozenset(everything[1:]), frozenset(everything[:1])
-        keys = library.searcher._keys(everything)
+        keys = collection_keys(library, everything)
+        held = library.database.read_sync(
+            lambda c: int(c.execute("SELECT COUNT(*) FROM passages").fetchone()[0])
+        )
+        if held < documents * _PASSAGES:
+            raise MeasureError(f"The library holds {held:,} passages; {documents * _PASSAGES:,} are wanted.")
         vectors_s, vectors_mib = _cost(lambda: [library.indexes.vectors(key) for key in keys])
         words_s, words_mib = _cost(lambda: [library.indexes.words(key) for key in keys])
         for question in asked[:_WARM]:
@@ -109,7 +129,7 @@ def measure(
         searcher = library.searcher
         result: dict[str, Any] = {
             "conditions": conditions(),
-            "passages": documents * _PASSAGES,
+            "passages": held,
             "collections": COLLECTIONS,
             "questions": questions,
             "write_s": written,
@@ -122,19 +142,21 @@ def measure(
             "resident_mib": _resident() - before,
         }
         vectors, owner = all_vectors(library)
-        readable = np.isin(owner, searcher._keys(nine))
+        readable = np.isin(owner, collection_keys(library, nine))
 
         def brute(question: str) -> None:
             brute_force(vectors, readable, embedder.embed([question], query=True)[0])
 
         parts: dict[str, Callable[[], Any]] = {
-            "search_nine": lambda: quantiles(timed(lambda q: library.search(q, nine), asked)),
+            "search_nine": lambda: quantiles(timed(lambda q: found(library.search(q, nine)), asked)),
             "embed_question": lambda: quantiles(timed(lambda q: embedder.embed([q], query=True), asked)),
             "dense": lambda: quantiles(timed(lambda q: searcher.search(q, nine, legs=("dense",)), asked)),
-            "lexical": lambda: quantiles(timed(lambda q: searcher.search(q, nine, legs=("lexical",)), asked)),
-            "search_one": lambda: quantiles(timed(lambda q: library.search(q, one), asked)),
+            "lexical": lambda: quantiles(
+                timed(lambda q: found(searcher.search(q, nine, legs=("lexical",))), asked)
+            ),
+            "search_one": lambda: quantiles(timed(lambda q: found(library.search(q, one)), asked)),
             "search_two_at_once": lambda: quantiles(
-                concurrently(lambda q: library.search(q, nine), asked, 2)
+                concurrently(lambda q: found(library.search(q, nine)), asked, 2)
             ),
             "numpy_brute_force": lambda: quantiles(timed(brute, asked)),
             "dense_equals_brute_force": lambda: same_as_brute_force(
@@ -151,6 +173,18 @@ def measure(
         library.close(all=True)
 
 
+def collection_keys(library: Library, ids: Iterable[str]) -> list[int]:
+    """The integer keys of these collections. Raises `NotFound`."""
+    return library.database.read_sync(lambda c: [records.collection_key(c, id) for id in ids])
+
+
+def found(hits: list[Hit]) -> list[Hit]:
+    """The hits of a search, of which there must be some: the words of the questions are the library's."""
+    if not hits:
+        raise MeasureError("A search found nothing.")
+    return hits
+
+
 def fill(library: Library, documents: Iterator[SyntheticDocument]) -> float:
     """Write documents into the collections in turn, a transaction each; seconds in the library, not in the
     generator. A library that is already filled is left as it is."""
@@ -159,7 +193,7 @@ def fill(library: Library, documents: Iterator[SyntheticDocument]) -> float:
         return float(noted.read_text(encoding="utf-8"))
     for n in range(COLLECTIONS):
         library.create_collection(f"Collection {n}", "bench", f"c{n}")
-    keys = library.searcher._keys([f"c{n}" for n in range(COLLECTIONS)])
+    keys = collection_keys(library, [f"c{n}" for n in range(COLLECTIONS)])
     spent = 0.0
     for document in documents:
         started = time.perf_counter()
@@ -223,7 +257,7 @@ def same_as_brute_force(
     questions: Sequence[str],
 ) -> bool:
     """Whether the dense leg alone finds what brute force finds: the same cosines, to rounding."""
-    allowed = np.isin(owner, library.searcher._keys(readable))
+    allowed = np.isin(owner, collection_keys(library, readable))
     for question in questions:
         query = embedder.embed([question], query=True)[0]
         best = vectors[brute_force(vectors, allowed, query)] @ query
@@ -267,34 +301,51 @@ def beside_uploads(
     questions: Sequence[str],
     pause_s: float,
 ) -> dict[str, Any]:
-    """The same searches while one upload follows another into a collection that is searched."""
-    done = threading.Event()
-    finished: list[str] = []
+    """The same searches while one upload follows another into a collection that is searched.
+
+    What was uploaded is deleted in the end: a kept library stays as large as it was.
+    """
+    done, begun = threading.Event(), threading.Event()
+    added: list[str] = []
     passages: list[int] = []
 
     def upload() -> None:
-        present = sum(info.documents for info in library.collections(None))
-        for document in corpus.documents(500, _PASSAGES, first=present):
-            data = "\n\n".join([f"# {document.title}", *document.passages]).encode()
-            id = library.add_document("c1", f"{document.number}.md", data, "bench")
-            while not library.when_finished(id).done() and not done.wait(0.05):
-                pass
-            if done.is_set():
-                return
-            finished.append(id)
-            passages.append(library.wait(id).passages)
-            done.wait(pause_s)
+        try:
+            present = sum(info.documents for info in library.collections(None))
+            for document in corpus.documents(500, _PASSAGES, first=present):
+                data = "\n\n".join([f"# {document.title}", *document.passages]).encode()
+                added.append(library.add_document("c1", f"{document.number}.md", data, "bench"))
+                begun.set()
+                future = library.when_finished(added[-1])
+                while not future.done():
+                    if done.wait(0.05):
+                        return
+                info = future.result()
+                if info.status != "ready":
+                    raise MeasureError(f"An upload failed: {info.reason}, {info.message}")
+                passages.append(info.passages)
+                if done.wait(pause_s):
+                    return
+        finally:
+            begun.set()
 
-    uploader = threading.Thread(target=upload)
-    started = time.perf_counter()
-    uploader.start()
-    try:
-        times = timed(lambda q: library.search(q, readable), questions)
-    finally:
-        spent = time.perf_counter() - started
-        done.set()
-        uploader.join()
-    return {"documents": len(finished), "passages": sum(passages), "seconds": spent, **quantiles(times)}
+    with ThreadPoolExecutor(1, thread_name_prefix="bench-upload") as uploader:
+        uploads = uploader.submit(upload)
+        try:
+            if not begun.wait(_UPLOAD_S):
+                raise MeasureError(f"No upload was taken in within {_UPLOAD_S:g} s.")
+            started = time.perf_counter()
+            times = timed(lambda q: found(library.search(q, readable)), questions)
+            spent = time.perf_counter() - started
+            ended_early = uploads.done()
+        finally:
+            done.set()
+    uploads.result()  # what went wrong there
+    if ended_early:
+        raise MeasureError(f"All {len(passages)} uploads ended before the searches did.")
+    for id in added:
+        library.delete_document(id)
+    return {"documents": len(passages), "passages": sum(passages), "seconds": spent, **quantiles(times)}
 
 
 def timed(work: Callable[[str], object], questions: Sequence[str]) -> list[float]:
@@ -309,17 +360,9 @@ def timed(work: Callable[[str], object], questions: Sequence[str]) -> list[float
 
 def concurrently(work: Callable[[str], object], questions: Sequence[str], threads: int) -> list[float]:
     """Milliseconds of each call, asked by several threads at once."""
-    parts: list[list[float]] = [[] for _ in range(threads)]
-
-    def run(n: int) -> None:
-        parts[n] = timed(work, questions[n::threads])
-
-    workers = [threading.Thread(target=run, args=(n,)) for n in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return [t for part in parts for t in part]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = [pool.submit(timed, work, questions[n::threads]) for n in range(threads)]
+    return [t for part in parts for t in part.result()]
 
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
