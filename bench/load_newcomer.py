@@ -27,11 +27,10 @@ async def newcomer(url: str) -> dict[str, Any]:
         if not page.documents:
             raise PageError("the page offers no document to ask about")
         await page.ask(QUESTION, page.documents[0])
-        exported = await page.export()
-        if not any(
-            m["model"] and m["status"] == "complete" and m["text"].strip() for m in exported["messages"]
-        ):
-            raise PageError("the answer that was seen is not stored")
+        messages = (await page.export())["messages"]
+        answers = [m for m in messages if m["role"] == "assistant" and m["status"] == "complete"]
+        if not any(m["model"] and m["text"].strip() for m in answers):
+            raise PageError("no answer of the model's is stored")
 
     try:
         loaded = await attempt(measured, "page load", page.load)

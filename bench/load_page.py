@@ -4,6 +4,7 @@ memory feed. Everything that it does is timed; nothing is asserted here."""
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import secrets
@@ -250,7 +251,7 @@ class Page:
                 if kind == "close_stream":
                     break
                 if kind == "log" and message.get("level") == "warning":
-                    said = PageRefused(message.get("log", ""))
+                    said = PageRefused(html.unescape(message.get("log", "")))  # as it is read
                 elif kind in ("unexpected_error", "server_stopped"):
                     raise PageError(f"{kind}: {message.get('message')}")
                 elif kind == "process_completed":
