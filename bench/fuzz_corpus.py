@@ -13,8 +13,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 
-#: The hostile kind that would have the text of a file of the server's behind `IN_FRONT`.
-NAMES_A_FILE, IN_FRONT = "entity that names a file", "words"
+#: The hostile kinds that would have the text of a file of the server's behind `IN_FRONT`.
+NAME_A_FILE, IN_FRONT = ("entity that names a file", "entity in a workbook that names a file"), "words"
+_OUTSIDE = '<!DOCTYPE d [<!ENTITY f SYSTEM "file:///etc/hostname">]>'
 _WORDS = "The ferry Kittiwake leaves the north quay at seven, calls at the lighthouse and carries 32 cars. "
 
 
@@ -64,13 +65,8 @@ def harmful() -> Mapping[str, Callable[[], tuple[str, bytes]]]:
         ),
         "entities that expand": lambda: ("laughs.docx", docx(_paragraph("&i;"), prolog=_laughs())),
         "entities in a workbook": lambda: ("laughs.xlsx", xlsx([["&i;"]], prolog=_laughs())),
-        NAMES_A_FILE: lambda: (
-            "outside.docx",
-            docx(
-                _paragraph(f"{IN_FRONT} &f;"),
-                prolog='<!DOCTYPE d [<!ENTITY f SYSTEM "file:///etc/hostname">]>',
-            ),
-        ),
+        NAME_A_FILE[0]: lambda: ("outside.docx", docx(_paragraph(f"{IN_FRONT} &f;"), prolog=_OUTSIDE)),
+        NAME_A_FILE[1]: lambda: ("outside.xlsx", xlsx([[f"{IN_FRONT} &f;"]], prolog=_OUTSIDE)),
         "DOCX nested 50,000 deep": lambda: (
             "deep.docx",
             docx("<w:sdt><w:sdtContent>" * 50_000 + _paragraph("x") + "</w:sdtContent></w:sdt>" * 50_000),
