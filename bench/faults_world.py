@@ -63,6 +63,14 @@ async def until(
             await asyncio.sleep(0.05)
 
 
+def database(server: ServerProcess) -> Path:
+    """The file in which everything is. Raises `Unreached` where there is none, or more than one."""
+    paths = sorted(server.data_dir.glob("*.sqlite"))
+    if len(paths) != 1:
+        raise Unreached(f"{server.data_dir} holds {len(paths)} databases, expected one")
+    return paths[0]
+
+
 def at_work(status: dict[str, Any]) -> bool:
     """Whether answers are being computed."""
     return bool(status.get("running"))
@@ -165,10 +173,7 @@ def _accepted(sockets: list[socket.socket]) -> int:
 
 async def locked(server: ServerProcess) -> tuple[Figures, Held]:
     """Another program takes the database's write lock and sits on it."""
-    paths = sorted(server.data_dir.glob("*.sqlite"))
-    if len(paths) != 1:
-        raise Unreached(f"{server.data_dir} holds {len(paths)} databases, expected one")
-    stranger = sqlite3.connect(paths[0], isolation_level=None, timeout=30.0)
+    stranger = sqlite3.connect(database(server), isolation_level=None, timeout=30.0)
     try:
         stranger.execute("BEGIN IMMEDIATE")  # raises where it is not to be had
         began = time.monotonic()
@@ -219,15 +224,32 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+def empty_log(path: Path) -> bool:
+    """Give back what SQLite keeps to write its next changes into (its write-ahead log); False where it could
+    not be, as when there is no room to bring the last ones into the database."""
+    stranger = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+    try:
+        busy, _, _ = stranger.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        stranger.close()
+    return not busy
+
+
 async def disk_full(server: ServerProcess) -> tuple[Figures, Held]:
     """Nothing more fits on the disk for a while. (Where no file system could be mounted, no file of the
-    server's may grow instead.)"""
-    disk = server.data_dir.parent
+    server's may grow instead.) A full disk alone is met by nobody for a long time: the database goes on
+    writing over the log that it has. So the log is emptied, and its room taken as well."""
+    disk, path = server.data_dir.parent, database(server)
+    emptied = 0
     if disk.is_mount():
         try:
             began = time.monotonic()
             least = disk_bytes = shutil.disk_usage(disk).free
             while time.monotonic() - began < FULL_S:  # what the server gives back meanwhile is taken as well
+                await asyncio.to_thread(fill, disk)
+                emptied += await asyncio.to_thread(empty_log, path)
                 await asyncio.to_thread(fill, disk)
                 least = min(least, shutil.disk_usage(disk).free)
                 await asyncio.sleep(0.5)
@@ -235,7 +257,7 @@ async def disk_full(server: ServerProcess) -> tuple[Figures, Held]:
                 raise Unreached(f"{least:,} of {disk_bytes:,} bytes were still free on {disk}")
         finally:
             (disk / "ballast").unlink(missing_ok=True)
-        return {"seconds": FULL_S, "how": "a file system of its own, filled"}, {}
+        return {"seconds": FULL_S, "how": "a file system of its own, filled", "log_emptied": emptied}, {}
     process = psutil.Process(server.process.pid)
     old = process.rlimit(psutil.RLIMIT_FSIZE)
     try:

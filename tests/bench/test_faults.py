@@ -265,9 +265,31 @@ async def test_the_lock_is_taken_and_given_back(tmp_path: Path, monkeypatch: pyt
     assert (await locked(server))[0]["locked_s"] == 0.0
 
 
+def test_the_databases_log_is_emptied_unless_somebody_needs_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.sqlite"
+    writer, reader = sqlite3.connect(path), sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode=WAL")
+    writer.execute("CREATE TABLE t (x)")
+    log = path.with_name("a.sqlite-wal")
+    assert log.stat().st_size
+    assert faults_world.empty_log(path)
+    assert log.stat().st_size == 0
+    with writer:
+        writer.execute("INSERT INTO t VALUES (1)")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM t").fetchone()
+    with writer:
+        writer.execute("INSERT INTO t VALUES (2)")
+    assert not faults_world.empty_log(path)
+    assert log.stat().st_size
+    reader.close()
+    writer.close()
+
+
 async def test_the_limit_on_files_is_given_back(tmp_path: Path) -> None:
     """The way of whoever may mount nothing, ended in the middle."""
     server = Fake(tmp_path)
+    sqlite3.connect(server.data_dir / "a.sqlite").close()
     with subprocess.Popen(["sleep", "60"]) as other:  # noqa: ASYNC220 - it starts at once
         try:
             process = psutil.Process(other.pid)
