@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access import Door, bearer, cross_site, from_this_machine, known_host
 from app.addresses import client_address
+from app.error_pages import as_page, wants_page
 from app.errors import AppError, BodyTooLarge, NoIdentity, NotAllowed, NotFoundHere, TooMany, UploadRefused
-from app.http_errors import as_page, as_response
+from app.http_errors import as_response
 from app.limits import KEPT_FREE_BYTES
 from app.rates import Rate
 from app.sent_files import check_files
@@ -237,7 +238,7 @@ class GateMiddleware:
         return None  # `IdentityMiddleware` behind this gives the cookie
 
     def _refusal(self, request: Request, error: AppError) -> Response:
-        return as_page(error) if _is_page(request) else as_response(error)
+        return as_page(error, request.headers) if wants_page(request) else as_response(error)
 
     # -- Gradio's own routes -------------------------------------------------------------------------------
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-from html import escape
 
-from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from fastapi.responses import JSONResponse
 
 from app.errors import AppError, LoadingFailed, TooMany
 from app.openai_schema import ApiRefusal
@@ -29,12 +25,6 @@ from engine.errors import (
 from rag.errors import NotFound, RagError
 
 log = logging.getLogger("coread")
-_PLAIN = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Coread</title>'
-    '<body style="font-family:system-ui;max-width:40em;margin:4em auto;padding:0 1em"><p>{}</p></body></html>'
-)
-#: Doors of programs: what a browser shows of them is JSON, errors too.
-_PROGRAMS = ("/v1/", "/api/", "/metrics", "/healthz", "/readyz")
 
 
 def maximum_context(tokens: int) -> str:
@@ -118,25 +108,9 @@ def as_response(error: Exception) -> JSONResponse:
     return JSONResponse(refusal.body(), status_code=refusal.status, headers=headers)
 
 
-def as_page(error: Exception) -> HTMLResponse:
-    """The same for a browser that loads a page: a sentence to read, tried again where waiting helps."""
-    answer = as_response(error)
-    headers = {name: value for name, value in answer.headers.items() if name == "retry-after"}
-    if answer.status_code == 503 and headers:
-        headers["refresh"] = "2"
-    text = escape(sentence(error), quote=False)
-    return HTMLResponse(_PLAIN.format(text), answer.status_code, headers | {"cache-control": "no-store"})
-
-
 def sentence(error: Exception) -> str:
     """What a person on the page or at the command line is told about `error`."""
     return str(as_refusal(error))
-
-
-def _of_a_page(request: Request) -> bool:
-    """True where a browser wants to show what comes back."""
-    path, accepts = str(request.scope["path"]), request.headers.get("accept", "")
-    return request.method == "GET" and "text/html" in accepts and not path.startswith(_PROGRAMS)
 
 
 def malformed(error: RequestValidationError) -> ApiRefusal:
@@ -154,31 +128,3 @@ def malformed(error: RequestValidationError) -> ApiRefusal:
     where = ".".join(str(part) for part in first.get("loc", ())[1:])
     message = str(first.get("msg", "The request is malformed.")).removeprefix("Value error, ")
     return ApiRefusal(f"{where}: {message}" if where else message, code="invalid_value", param=where or None)
-
-
-def install(app: FastAPI) -> None:
-    """Answer every error of our own routes with OpenAI's error object, or a page where a browser shows it."""
-
-    async def handle(request: Request, error: Exception) -> Response:
-        return as_page(error) if _of_a_page(request) else as_response(error)
-
-    async def handle_invalid(_: Request, error: Exception) -> JSONResponse:
-        if not isinstance(error, RequestValidationError):
-            raise error
-        return as_response(malformed(error))
-
-    async def handle_http(_: Request, error: Exception) -> JSONResponse:
-        if not isinstance(error, HTTPException):
-            raise error
-        refusal = ApiRefusal(str(error.detail), status=error.status_code)
-        return JSONResponse(refusal.body(), status_code=error.status_code, headers=error.headers)
-
-    async def handle_gone(_: Request, error: Exception) -> Response:
-        """Whoever was sending is gone (an upload was cancelled): no fault, and nobody is there to be told."""
-        return Response(status_code=400)
-
-    for kind in (AppError, EngineError, RagError, sqlite3.Error, OSError, Exception):
-        app.add_exception_handler(kind, handle)
-    app.add_exception_handler(ClientDisconnect, handle_gone)
-    app.add_exception_handler(RequestValidationError, handle_invalid)
-    app.add_exception_handler(HTTPException, handle_http)

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from app import http_errors
+from app import error_pages
 from app.account_pages import account_router
 from app.admin_api import admin_router
 from app.allocator import few_arenas, give_back_forever
@@ -114,7 +114,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
             await runtime.stop()
 
     app = FastAPI(title="Coread", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    http_errors.install(app)
+    error_pages.install(app)
     app.include_router(dashboard_router(runtime), responses=errors())
     programs, described = openai_router(runtime), openapi_router(runtime, app)
     app.include_router(programs, responses=errors())
@@ -140,7 +140,12 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
         ssr_mode=False,
         show_error=False,
         max_file_size=runtime.settings.max_upload_bytes,
-        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
+        app_kwargs={
+            "docs_url": None,
+            "redoc_url": None,
+            "openapi_url": None,
+            "exception_handlers": error_pages.gradio_handlers(),
+        },
     )
     # Gradio looks where a file that a client names lies only once this is set, which its own `launch` does.
     demo.has_launched = True
@@ -157,6 +162,7 @@ def create_app(runtime: Runtime, demo: gr.Blocks, alone: bool = False) -> FastAP
     mounted.add_middleware(
         BodyLimitMiddleware, limit=runtime.settings.max_body_bytes, smaller={"/v1": MAX_MESSAGES_BYTES}
     )
+    mounted.add_middleware(error_pages.FaultsMiddleware)
     mounted.add_middleware(HeadersMiddleware, on_space=bool(os.environ.get("SPACE_ID")))
     mounted.add_middleware(RequestLogMiddleware)
     mounted.add_middleware(FeedMiddleware, runtime=runtime)

@@ -23,6 +23,12 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "page.other_language": ("繁體中文", "English"),
     "page.other_code": ("zh-Hant", "en"),
     "page.profile": ("Your profile", "你的個人頁面"),
+    "page.not_found": ("Page not found", "找不到頁面"),
+    "page.nowhere": ("There is nothing at this address.", "這個網址沒有任何內容。"),
+    "page.refused": ("Not allowed", "不允許"),
+    "page.not_taken": ("This address does not take what was sent to it.", "這個網址不接受送來的內容。"),
+    "page.later": ("Not just now", "請稍候"),
+    "page.to_chat": ("To the chat", "前往對話"),
     "chat.empty": (
         "### Many readers, one copy\n\nAsk about the documents, and check each answer against the passage under "
         "it. When somebody else reads the same document, the memory that the model needs for it is kept **once** "

@@ -9,8 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.errors import LoadingFailed, PortUnavailable, StillWarmingUp
-from app.http_errors import as_page
+from app.errors import LoadingFailed, PortUnavailable
 from app.principal import Principal
 from app.runtime import Runtime
 from app.server import bind
@@ -87,19 +86,6 @@ async def test_what_needs_no_model_is_there_without_one_and_waiting_is_not_advis
         assert "not installed" in late.json()["error"]["message"]
         assert "retry-after" not in late.headers
     await runtime.stop()
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "retry"),
-    [(StillWarmingUp("In <a> moment."), 503, "5"), (LoadingFailed("In <a> moment."), 503, None)],
-)
-def test_errors_for_browsers(error: Exception, status: int, retry: str | None) -> None:
-    page = as_page(error)
-    assert page.status_code == status
-    assert page.headers["content-type"].startswith("text/html")
-    assert "In &lt;a&gt; moment." in bytes(page.body).decode()
-    assert page.headers.get("retry-after") == retry
-    assert ("refresh" in page.headers) == (retry is not None)
 
 
 async def test_the_memory_feed_adds_up_and_names_nobody(
