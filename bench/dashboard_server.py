@@ -8,6 +8,7 @@ such a model.
 from __future__ import annotations
 
 import contextlib
+import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -127,11 +128,17 @@ def serve(blocks: int, chats: int, say: Connection) -> None:
 
     def obey() -> None:
         while True:
-            (pace.works.set if say.recv() == "work" else pace.works.clear)()
+            try:
+                word = say.recv()
+            except EOFError:  # the parent is gone
+                signal.raise_signal(signal.SIGTERM)
+                return
+            (pace.works.set if word == "work" else pace.works.clear)()
 
     threading.Thread(target=obey, daemon=True).start()
     from app.lifecycle import PatientProtocol
 
-    uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, http=PatientProtocol)).run(
-        sockets=[listener]
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, http=PatientProtocol, timeout_graceful_shutdown=5
     )
+    uvicorn.Server(config).run(sockets=[listener])
