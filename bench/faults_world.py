@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ FILES = HALF_OPEN + 500
 LOCKED_S = 40.0
 FULL_S = 15.0
 DISK_BYTES = 400 * 2**20
+#: Room in which the database's log can be brought into the database, before it is taken too.
+LAST_BYTES = 16 * 2**20
 #: Programs that do not read must have left the engine after so long.
 FREE_S = 90.0
 #: What 16 unread answers may cost beside the KV pool; they have some 300 KB each.
@@ -116,10 +119,11 @@ async def _closed(reader: asyncio.StreamReader) -> int:
 
 
 async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
-    """Programs that ask for long answers and never read them."""
+    """Programs that ask the model itself (a search might refuse) for long answers and never read them."""
+    model = server.status().get("model")
     body = json.dumps(
-        {"model": "coread", "stream": True, "max_tokens": 192, "logprobs": True, "top_logprobs": 20,
-         "messages": [{"role": "user", "content": "Tell everything that you know about islands."}]}
+        {"model": model, "stream": True, "max_tokens": 192, "logprobs": True, "top_logprobs": 20,
+         "messages": [{"role": "user", "content": "Write a long story about an island."}]}
     )  # fmt: skip
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
@@ -146,12 +150,13 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
                 break
             await asyncio.sleep(0.25)
         grown = (resident_memory(pid, server.pool_bytes).beside_pool - before) / 2**20
-        taken = await asyncio.to_thread(_accepted, sockets)
+        said = await asyncio.to_thread(_said, sockets)
     finally:
         for plain in sockets:
             plain.close()
+    taken = said["HTTP/1.1 200"]
     if most < NOT_READING or taken < NOT_READING:
-        raise Unreached(f"{taken} of {NOT_READING} programs were answered, {most} requests at once at most")
+        raise Unreached(f"{most} requests at once at most; the {NOT_READING} programs got {dict(said)}")
     return (
         {"programs": NOT_READING, "taken": taken, "at_once": most,
          "engine_free_again_after_s": None if free is None else round(free, 1),
@@ -161,14 +166,16 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     )  # fmt: skip
 
 
-def _accepted(sockets: list[socket.socket]) -> int:
-    """How many were answered with 200, by the first bytes of what nobody has read."""
-    accepted = 0
+def _said(sockets: list[socket.socket]) -> Counter[str]:
+    """How their answers begin, by the first bytes of what nobody has read."""
+    beginnings: Counter[str] = Counter()
     for plain in sockets:
         plain.settimeout(5.0)
-        with contextlib.suppress(OSError):
-            accepted += plain.recv(12) == b"HTTP/1.1 200"
-    return accepted
+        try:
+            beginnings[plain.recv(12).decode("latin-1")] += 1
+        except OSError as error:
+            beginnings[type(error).__name__] += 1
+    return beginnings
 
 
 async def locked(server: ServerProcess) -> tuple[Figures, Held]:
@@ -209,19 +216,17 @@ async def engine_killed(server: ServerProcess) -> tuple[Figures, Held]:
     )
 
 
-def fill(folder: Path) -> Path:
-    """Write at the end of a file until nothing more fits."""
-    ballast = folder / "ballast"
+def fill(folder: Path, leave: int = 0) -> None:
+    """Write at the end of a file until nothing more fits, or only `leave` bytes are free."""
     piece = 2**20
-    with ballast.open("ab", buffering=0) as file:
-        while piece:
+    with (folder / "ballast").open("ab", buffering=0) as file:
+        while piece and shutil.disk_usage(folder).free >= leave:
             try:
                 file.write(b"\0" * piece)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
                 piece //= 2
-    return ballast
 
 
 def empty_log(path: Path) -> bool:
@@ -240,24 +245,27 @@ def empty_log(path: Path) -> bool:
 async def disk_full(server: ServerProcess) -> tuple[Figures, Held]:
     """Nothing more fits on the disk for a while. (Where no file system could be mounted, no file of the
     server's may grow instead.) A full disk alone is met by nobody for a long time: the database goes on
-    writing over the log that it has. So the log is emptied, and its room taken as well."""
+    writing over the log that it has. So the log is emptied just before the last room is taken."""
     disk, path = server.data_dir.parent, database(server)
-    emptied = 0
     if disk.is_mount():
         try:
+            await asyncio.to_thread(fill, disk, LAST_BYTES)
+            for _ in range(20):
+                if await asyncio.to_thread(empty_log, path):
+                    break
+            else:
+                raise Unreached(f"the write-ahead log of {path} could not be emptied")
             began = time.monotonic()
-            least = disk_bytes = shutil.disk_usage(disk).free
+            least = LAST_BYTES
             while time.monotonic() - began < FULL_S:  # what the server gives back meanwhile is taken as well
-                await asyncio.to_thread(fill, disk)
-                emptied += await asyncio.to_thread(empty_log, path)
                 await asyncio.to_thread(fill, disk)
                 least = min(least, shutil.disk_usage(disk).free)
                 await asyncio.sleep(0.5)
             if least:
-                raise Unreached(f"{least:,} of {disk_bytes:,} bytes were still free on {disk}")
+                raise Unreached(f"{least:,} bytes were still free on {disk}")
         finally:
             (disk / "ballast").unlink(missing_ok=True)
-        return {"seconds": FULL_S, "how": "a file system of its own, filled", "log_emptied": emptied}, {}
+        return {"seconds": FULL_S, "how": "a file system of its own, filled"}, {}
     process = psutil.Process(server.process.pid)
     old = process.rlimit(psutil.RLIMIT_FSIZE)
     try:
