@@ -13,6 +13,7 @@ import typer
 from app.cache_home import ensure_cache_home
 from app.cli_people import register
 from app.errors import AppError, SettingsError
+from app.render import counted
 from app.settings import Settings, load_settings
 from engine.errors import EngineError
 from rag.errors import RagError
@@ -131,7 +132,7 @@ def ingest(
     def report(row: dict[str, Any]) -> None:
         if as_json:
             return
-        passages = "1 passage" if row["passages"] == 1 else f"{row['passages']:,} passages"
+        passages = counted(row["passages"], "passage")
         mark, detail = {"ready": ("✓", passages), "unchanged": ("=", f"unchanged, {passages}")}.get(
             row["status"], ("✗", row["message"])
         )
@@ -256,9 +257,9 @@ def reindex(
     if as_json:
         _print_json(report)
     else:
-        documents = "1 document" if report["documents"] == 1 else f"{report['documents']:,} documents"
-        passages = "1 passage" if report["passages"] == 1 else f"{report['passages']:,} passages"
-        typer.echo(f"{documents} with {passages}.")
+        typer.echo(
+            f"{counted(report['documents'], 'document')} with {counted(report['passages'], 'passage')}."
+        )
         for problem in report["problems"]:
             typer.echo(f"PROBLEM    {problem}")
     if report["problems"]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from app.render import counted
 from app.settings import load_settings
 
 Guard = Callable[[Callable[[], Any]], Any]
@@ -159,7 +160,9 @@ def _backups(app: typer.Typer, guarded: Guard) -> None:
             return make_backup(resolve_data_dir(load_settings(data_dir=data_dir).data_dir), target).json()
 
         made = guarded(work)
-        _print(made, [f"{made['files']:,} files, {made['bytes']:,} bytes in {made['path']}"], as_json)
+        _print(
+            made, [f"{counted(made['files'], 'file')}, {made['bytes']:,} bytes in {made['path']}"], as_json
+        )
 
     @app.command()
     def restore(
@@ -176,4 +179,4 @@ def _backups(app: typer.Typer, guarded: Guard) -> None:
             return restore_backup(source, resolve_data_dir(load_settings(data_dir=data_dir).data_dir)).json()
 
         made = guarded(work)
-        _print(made, [f"{made['files']:,} files are back in {made['path']}"], as_json)
+        _print(made, [f"{counted(made['files'], 'file is', 'files are')} back in {made['path']}"], as_json)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from app.errors import TooMany, UploadRefused
 from app.rates import Rate
+from app.render import counted
 from app.settings import Settings
 from engine.types import Delta, Done, Event, Failed, GenerationRequest, Reading, Segment
 
@@ -161,9 +162,8 @@ class Limits:
                 f"The file has {size:,} bytes; at most {settings.max_upload_bytes:,} are taken."
             )
         if stored.documents >= settings.max_documents_per_person:
-            raise UploadRefused(
-                f"You already keep {stored.documents:,} documents, which is the limit; delete one first."
-            )
+            kept = counted(stored.documents, "document")
+            raise UploadRefused(f"You already keep {kept}, which is the limit; delete one first.")
         if stored.bytes + size > settings.max_storage_per_person:
             raise UploadRefused(
                 f"You would keep {stored.bytes + size:,} bytes; at most {settings.max_storage_per_person:,} "
@@ -175,7 +175,10 @@ class Limits:
             raise UploadRefused("The server's disk is nearly full, so nothing can be added now.")
         wait = self._uploads.take(principal) if self._uploads is not None else 0.0
         if wait:
-            raise TooMany(f"At most {settings.max_uploads_per_hour:,} files are taken an hour.", wait)
+            raise TooMany(
+                f"At most {counted(settings.max_uploads_per_hour, 'file is', 'files are')} taken an hour.",
+                wait,
+            )
 
     # -- what a person sees ------------------------------------------------------------------------------
 

@@ -16,6 +16,11 @@ _LINKISH = re.compile(r"[\[\]<]|!(?=\[)|(?<=:)//|(?<=www)\.|\\(?=[(\[])", re.IGN
 _BACKTICKS = re.compile(r"`+")
 
 
+def counted(n: int, one: str, many: str = "") -> str:
+    """A number with its noun, as 1 file or 1,200 files: for sentences outside the catalogues of texts."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
 def _entity(match: re.Match[str]) -> str:
     return "".join(f"&#{ord(c)};" for c in match[0])
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.errors import AppError
-from app.render import size
+from app.render import counted, size
 from app.settings import parse_size
 from engine.types import ModelShape
 
@@ -268,7 +268,7 @@ def report(found: dict[str, Any]) -> list[str]:
         f"{found['weights_bytes'] / GIB:.1f} GiB of weights leave {found['pool_bytes'] / GIB:.2f} GiB "
         f"for KV, {found['pool_blocks']:,} blocks of {found['block_size']} tokens, "
         f"{size(found['block_bytes'])} each.",
-        f"{found['document_tokens']:,} tokens in common in {found['documents']:,} document(s), "
+        f"{found['document_tokens']:,} tokens in common in {counted(found['documents'], 'document')}, "
         f"{found['own_tokens']:,} of each reader's own:",
     ]
     for name, key in rows:

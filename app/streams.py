@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from app.errors import TooMany
+from app.render import counted
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -122,7 +123,6 @@ async def drop_unfetched_forever(demo: gr.Blocks, streams: EventStreams, every_s
         await asyncio.sleep(every_s)
         try:
             if dropped := await drop_unfetched(demo, streams):
-                pages = "1 page" if dropped == 1 else f"{dropped:,} pages"
-                log.info("the events of %s that nobody fetched were dropped", pages)
+                log.info("the events of %s that nobody fetched were dropped", counted(dropped, "page"))
         except Exception as error:
             log.warning("unfetched events could not be dropped: %s", error)

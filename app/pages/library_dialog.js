@@ -131,9 +131,8 @@ function frees(weight) {
   return list;
 }
 function freed(name, weight) {
-  const values = { name, n: weight.passages, file: bytes(weight.file_bytes), blocks: number(weight.blocks),
-    size: bytes(weight.block_bytes) };
-  tell(say("@@library.freed@@", values) + (weight.held ? ` ${say("@@library.freed_held@@", { n: weight.held })}` : ""));
+  const blocks = say("@@library.freed_blocks@@", { n: weight.blocks, size: bytes(weight.block_bytes) });
+  tell(say("@@library.freed@@", { name, n: weight.passages, file: bytes(weight.file_bytes), blocks }) + (weight.held ? ` ${say("@@library.freed_held@@", { n: weight.held })}` : ""));
 }
 async function deleteDocument(shown) {
   const weight = await ask("weight", { id: shown.id });

@@ -185,7 +185,7 @@ function showDocuments() {
   $("more").hidden = !more;
   put($("more"), say("@@library.more@@", { n: more }));
   const memory = [say("@@library.pinned_of@@", { n: pool.pinned, limit: pool.pin_limit, size: bytes(pool.block_bytes * pool.pinned) })];
-  if (others.blocks) memory.push(say("@@library.others@@", { n: others.blocks, readers: others.open }));
+  if (others.blocks) memory.push(say("@@library.others@@", { n: others.blocks, readers: say("@@library.heat_open@@", { n: others.open }) }));
   if (me.anonymous) memory.push("@@library.visitors@@");
   put($("memory"), memory.join(" "));
 }

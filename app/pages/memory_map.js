@@ -191,7 +191,7 @@ canvas.addEventListener("mousemove", (event) => {
   const code = feed.cells[block], many = (n) => (n === 4 ? "@@panel.four@@" : n);
   const state = "@@panel.states@@".split(",")[stateOf(code)];
   const own = feed.mine_blocks.includes(block) ? " · @@panel.yours@@" : "";
-  canvas.title = say("@@panel.block@@", { block, state, running: many(nowOf(code)), open: many(openOf(code)) }) + own;
+  canvas.title = say("@@panel.block@@", { block, state, running: many(nowOf(code)), n: many(openOf(code)) }) + own;
 });
 new ResizeObserver(draw).observe(canvas.parentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

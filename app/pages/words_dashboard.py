@@ -134,15 +134,15 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "dash.logical": ("logical blocks, in the order of the text", "邏輯區塊，依文字順序"),
     "dash.physical": ("physical blocks of the pool", "記憶體池的實體區塊"),
     "dash.pages_running": (
-        "{n} entry of this conversation’s page table (running) names {physical}; {joint} of these have "
-        "other readers too.|{n} entries of this conversation’s page table (running) name {physical}; "
-        "{joint} of these have other readers too.",
+        "{n} entry of this conversation’s page table (running) names {physical}, {joint} of these with "
+        "other readers too.|{n} entries of this conversation’s page table (running) name {physical}, "
+        "{joint} of these with other readers too.",
         "這個對話的分頁表（執行中）有 {n} 筆，指向 {physical}；其中 {joint} 個還有其他讀者。",
     ),
     "dash.pages_stored": (
-        "{n} entry of this conversation’s page table (kept) names {physical}; {joint} of these have other "
-        "readers too.|{n} entries of this conversation’s page table (kept) name {physical}; {joint} of "
-        "these have other readers too.",
+        "{n} entry of this conversation’s page table (kept) names {physical}, {joint} of these with other "
+        "readers too.|{n} entries of this conversation’s page table (kept) name {physical}, {joint} of "
+        "these with other readers too.",
         "這個對話的分頁表（保留）有 {n} 筆，指向 {physical}；其中 {joint} 個還有其他讀者。",
     ),
     "dash.pages_copied": (
@@ -173,8 +173,8 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
         "不共用的話，{n} 個開啟中的對話需要 {unshared}；連續配置則需要 {reserved}。",
     ),
     "dash.what_fit": (
-        "This pool of {size} would hold about {contiguous} such readers contiguously, {paged} with paging, "
-        "and {shared} sharing as now.",
+        "Such readers that this pool of {size} would hold: about {contiguous} contiguously, {paged} with "
+        "paging, and {shared} sharing as now.",
         "這個 {size} 的記憶體池，這樣的讀者連續配置約可容納 {contiguous} 位，分頁 {paged} 位，如現在般共用 {shared} 位。",
     ),
     "dash.other": ("On another model and device", "換一個模型與裝置"),
@@ -202,20 +202,20 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "dash.offline_once": ("No answer from the server.", "伺服器沒有回應。"),
     "dash.twin_running": (
         "Memory pool of {total} blocks: {free} free, {held} held, {retained} kept for reuse, {pinned} "
-        "pinned. Running now: {n} conversation; {shared} blocks have two or more readers, which saves "
+        "pinned. Running now: {n} conversation; blocks with two or more readers: {shared}, which saves "
         "{saved}: {unshared} with paging alone, {physical} as they are.|Memory pool of {total} blocks: "
         "{free} free, {held} held, {retained} kept for reuse, {pinned} pinned. Running now: {n} "
-        "conversations; {shared} blocks have two or more readers, which saves {saved}: {unshared} with "
+        "conversations; blocks with two or more readers: {shared}, which saves {saved}: {unshared} with "
         "paging alone, {physical} as they are.",
         "記憶體池共 {total} 個區塊：{free} 個空閒、{held} 個使用中、{retained} 個留待重用、{pinned} 個已釘選。執行中的對話 {n} 個；{shared} 個區塊有"
         "兩位以上讀者，省下 {saved}：只分頁需 {unshared}，實際為 {physical}。",
     ),
     "dash.twin_open": (
         "Memory pool of {total} blocks: {free} free, {held} held, {retained} kept for reuse, {pinned} "
-        "pinned. {n} open conversation; {shared} blocks have two or more readers, which saves {saved}: "
+        "pinned. {n} open conversation; blocks with two or more readers: {shared}, which saves {saved}: "
         "{unshared} with paging alone, {physical} as they are.|Memory pool of {total} blocks: {free} free, "
-        "{held} held, {retained} kept for reuse, {pinned} pinned. {n} open conversations; {shared} blocks "
-        "have two or more readers, which saves {saved}: {unshared} with paging alone, {physical} as they "
+        "{held} held, {retained} kept for reuse, {pinned} pinned. {n} open conversations; blocks with two "
+        "or more readers: {shared}, which saves {saved}: {unshared} with paging alone, {physical} as they "
         "are.",
         "記憶體池共 {total} 個區塊：{free} 個空閒、{held} 個使用中、{retained} 個留待重用、{pinned} 個已釘選。開啟中的對話 {n} 個；{shared} 個區塊有"
         "兩位以上讀者，省下 {saved}：只分頁需 {unshared}，實際為 {physical}。",

@@ -122,9 +122,13 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
         "其中 {n:,} 個正在使用，會在最後一位讀者結束時釋出",
     ),
     "library.freed": (
-        "“{name}” is deleted: {n:,} passage, {file} on disk and {blocks} blocks of memory ({size}) were freed.|“{name}” "
-        "is deleted: {n:,} passages, {file} on disk and {blocks} blocks of memory ({size}) were freed.",
-        "已刪除「{name}」：釋出 {n:,} 個段落、磁碟上的 {file} 與 {blocks} 個記憶體區塊（{size}）。",
+        "“{name}” is deleted: {n:,} passage, {file} on disk and {blocks} were freed.|“{name}” is deleted: {n:,} "
+        "passages, {file} on disk and {blocks} were freed.",
+        "已刪除「{name}」：釋出 {n:,} 個段落、磁碟上的 {file} 與 {blocks}。",
+    ),
+    "library.freed_blocks": (
+        "{n:,} block of memory ({size})|{n:,} blocks of memory ({size})",
+        "{n:,} 個記憶體區塊（{size}）",
     ),
     "library.freed_held": (
         "{n:,} of the blocks goes with its last reader.|{n:,} of the blocks go with their last reader.",

@@ -100,9 +100,9 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
         "釘選在記憶體中：{n:,} 個區塊，最多 {limit:,} 個（{size}）。",
     ),
     "library.others": (
-        "Documents that are not shared with you hold {n:,} block and have {readers:,} open readers.|Documents that "
-        "are not shared with you hold {n:,} blocks and have {readers:,} open readers.",
-        "未與你分享的文件占用 {n:,} 個區塊，有 {readers:,} 位開啟中的讀者。",
+        "Documents that are not shared with you hold {n:,} block and have {readers}.|Documents that are not shared "
+        "with you hold {n:,} blocks and have {readers}.",
+        "未與你分享的文件占用 {n:,} 個區塊，有 {readers}。",
     ),
     "library.visitors": (
         "What you add is tied to this browser: nobody else reads it, and whoever runs this page keeps the memory.",

@@ -16,6 +16,7 @@ from app.errors import QuestionRefused, TitleRefused
 from app.pages import words, words_page
 from app.pages.build import build_demo
 from app.pages.words import LANGUAGES, MARK, TEXTS, Words, filled, phrase
+from app.render import counted
 from app.runtime import Runtime
 from app.server import create_app
 
@@ -51,6 +52,40 @@ def test_one_and_many() -> None:
     assert filled("{n:,} block|{n:,} blocks", {"n": 1}) == "1 block"
     assert filled("{n:,} block|{n:,} blocks", {"n": 1_200}) == "1,200 blocks"
     assert Words("zh-Hant")("stage.queue", place=2) == "排隊中，第 2 位"
+
+
+#: A number that no `n` decides about, before a noun that stands for many: "1 open readers".
+UNDECIDED = re.compile(
+    r"\{(?!n[:}])(\w+)(?::[^}]*)?\} (?:(?:open|such|shared|prompt|other) )?"
+    r"(?:answers|blocks|conversations|documents|entries|files|pages|parts|passages|people|readers|slots)\b"
+)
+#: Never one: the blocks of a whole pool, and what it may pin.
+ALWAYS_MANY = {"total", "limit"}
+
+
+@pytest.mark.parametrize("key", sorted(TEXTS))
+def test_no_count_is_said_to_be_many_when_it_is_one(key: str) -> None:
+    english = TEXTS[key][0]
+    for part in english.split("|"):
+        assert {found[1] for found in UNDECIDED.finditer(part)} <= ALWAYS_MANY
+    if "|" not in english:
+        assert not re.search(r"\{n(?::[^}]*)?\} (?:[a-z]+ )?(?:blocks|documents|readers|passages)\b", english)
+
+
+def test_counts_outside_the_catalogues() -> None:
+    assert counted(1, "file") == "1 file"
+    assert counted(1_200, "file") == "1,200 files"
+    assert counted(0, "file is", "files are") == "0 files are"
+
+
+def test_what_is_told_of_one_block_and_one_reader() -> None:
+    w = Words("en")
+    assert w("library.freed_blocks", n=1, size="64 KiB") == "1 block of memory (64 KiB)"
+    assert w("library.others", n=1, readers=w("library.heat_open", n=1)) == (
+        "Documents that are not shared with you hold 1 block and have 1 open reader."
+    )
+    assert w("library.read_by", n=1, names="Ben") == "1 reader beside you: Ben"
+    assert w("panel.block", block=7, state="held", running=1, n=1).endswith("1 running and 1 open reader")
 
 
 def test_an_unknown_text_is_an_error() -> None:
