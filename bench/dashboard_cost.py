@@ -15,7 +15,10 @@ import multiprocessing
 import os
 import shutil
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -30,6 +33,10 @@ from bench.dashboard_server import serve
 VIEWERS, BLOCKS, CHATS = 10, 10_000, 200
 #: Until five seconds of frames have been drawn.
 FRAMES_S = 60.0
+#: Until the server has said its port, and until its pool is in use.
+PORT_S, FILL_S = 120.0, 180.0
+#: Until a server that was asked to end is ended.
+END_S = 20.0
 OUT = Path(__file__).parent / "results" / "dashboard.json"
 
 
@@ -59,27 +66,55 @@ class Seen:
     parts: dict[str, int] = field(default_factory=dict)
 
 
-def start(blocks: int, chats: int) -> Server:
-    """Start the server and wait until the pool is in use."""
+@contextmanager
+def started(blocks: int, chats: int) -> Iterator[Server]:
+    """A server whose pool is in use. It ends with the block, and its folder goes with it, whatever happens.
+
+    Raises `CostError` where it does not come up.
+    """
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=serve, args=(blocks, chats, theirs), daemon=True
-    )
-    process.start()
-    url = f"http://127.0.0.1:{ours.recv()}"
-    end = time.monotonic() + 180
+    with tempfile.TemporaryDirectory(prefix="coread-cost-", ignore_cleanup_errors=True) as folder:
+        process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(blocks, chats, theirs, folder), daemon=True
+        )
+        process.start()
+        theirs.close()  # or the end of the process would not end the pipe
+        try:
+            url = f"http://127.0.0.1:{_port(ours)}"
+            _until_filled(url, chats, process)
+            yield Server(process, url, ours)
+        finally:
+            process.terminate()
+            process.join(END_S)
+            process.kill()
+            process.join()
+            ours.close()
+
+
+def _port(server: Connection) -> int:
+    if not server.poll(PORT_S):
+        raise CostError(f"The server did not say its port within {PORT_S:g} s.")
+    try:
+        return int(server.recv())
+    except EOFError as error:
+        raise CostError("The server ended before it said its port; what it wrote says why.") from error
+
+
+def _until_filled(url: str, chats: int, process: BaseProcess) -> None:
+    end = time.monotonic() + FILL_S
     while time.monotonic() < end:
+        if not process.is_alive():
+            raise CostError(f"The server ended with {process.exitcode} before its pool was in use.")
         try:
             ready = httpx.get(f"{url}/readyz", trust_env=False)
             if ready.status_code == 200 and not ready.json()["seeding"]:
                 open_now = httpx.get(f"{url}/api/memory", trust_env=False).json()["open"]["everybody"]
                 if open_now["conversations"] >= chats * 0.9:
-                    return Server(process, url, ours)
+                    return
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    process.kill()
-    raise CostError("The server did not fill its pool within 180 s.")
+    raise CostError(f"The server did not fill its pool within {FILL_S:g} s.")
 
 
 async def view(url: str, number: int, seconds: float, seen: Seen) -> None:
@@ -189,8 +224,7 @@ def _results(path: Path) -> dict[str, Any]:
 
 def cost(rounds: int, seconds: float) -> dict[str, Any]:
     """Both modes on one server."""
-    server = start(BLOCKS, CHATS)
-    try:
+    with started(BLOCKS, CHATS) as server:
         pool = httpx.get(f"{server.url}/api/memory", trust_env=False).json()
         return {
             "blocks": BLOCKS, "blocks_in_use": BLOCKS - pool["pool"]["free"], "viewers": VIEWERS,
@@ -199,8 +233,6 @@ def cost(rounds: int, seconds: float) -> dict[str, Any]:
             "still": asyncio.run(compare(server, "still", rounds, seconds)),
             "changing": asyncio.run(compare(server, "changing", rounds, seconds)),
         }  # fmt: skip
-    finally:
-        server.process.kill()
 
 
 def main() -> None:
@@ -213,9 +245,8 @@ def main() -> None:
     arguments = parser.parse_args()
     found = _results(arguments.out)
     if arguments.frames:
-        server = start(100_000, CHATS)
-        found["frames_per_second_100000_blocks"] = round(asyncio.run(frames(server.url)), 1)
-        server.process.kill()
+        with started(100_000, CHATS) as server:
+            found["frames_per_second_100000_blocks"] = round(asyncio.run(frames(server.url)), 1)
     else:
         found["cost"] = cost(arguments.rounds, arguments.seconds)
     arguments.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,8 +104,9 @@ class Parts(RealParts):
         return self.trace_engine
 
 
-def serve(blocks: int, chats: int, say: Connection) -> None:
-    """The server's process: says its port, then takes "work" and "still" from its parent."""
+def serve(blocks: int, chats: int, say: Connection, folder: str) -> None:
+    """The server's process, with its data in `folder`: says its port, then takes "work" and "still" from its
+    parent, without whom it ends."""
     import uvicorn
 
     import data
@@ -118,7 +118,7 @@ def serve(blocks: int, chats: int, say: Connection) -> None:
     pace = Pace()
     trace = load().sample(chats, documents=32, max_turns=3)
     runtime = Runtime(
-        load_settings(data_dir=Path(tempfile.mkdtemp(prefix="coread-cost-")), port=0),
+        load_settings(data_dir=Path(folder), port=0),
         Parts(TraceEngine(blocks, trace, pace)),
     )
     listener = bind("127.0.0.1", 0)
