@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Overdue
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -47,6 +49,7 @@ from kernels.gpu_measure import (  # noqa: E402
 from kernels.roofline import LLAMA3_8B, QWEN3_8B, SMOLLM2, Decode, Heads  # noqa: E402
 from kernels.triton_backend import TritonBackend, make_triton_backend  # noqa: E402
 
+P = ParamSpec("P")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 #: The line that the project's claims are about: 64 readers, 8K context.
 CLAIMS = ((LLAMA3_8B, Decode(64, 0, 8192)), (LLAMA3_8B, Decode(64, 7376, 816)))
@@ -142,7 +145,7 @@ class Check:
         self.section("engine", lambda: _engine(clock, backend, small=self.small))
         heads = SMOLLM2 if self.small else LLAMA3_8B
         for chunk in (96,) if self.small else (512, 2048, 8192):
-            self.section(f"prefill of {chunk}", lambda n=chunk: [prefill(clock, backend, heads, n)])  # type: ignore[misc]
+            self.section(f"prefill of {chunk}", partial(_one, prefill, clock, backend, heads, chunk))
         skipped = 0
         if not self.small:
             self._variants(clock, backend, bandwidth)
@@ -153,7 +156,7 @@ class Check:
             peers = ("sdpa", "flex")[: 1 + flex] if fits(shape, work, self.device, gathered=True) else ()
             self.section(
                 f"decode {shape.name}",
-                lambda h=shape, w=work, p=peers: [decode(clock, backend, h, w, bandwidth, peers=p)],  # type: ignore[misc]
+                partial(_one, decode, clock, backend, shape, work, bandwidth, peers=peers),
             )
         self.about["cases_left_out"] = skipped
         self.save()
@@ -168,9 +171,9 @@ class Check:
             for shape, work in CLAIMS:
                 self.section(
                     f"{what} of {work.shared} shared",
-                    lambda m=maker, w=work, h=shape, e=eight_bit, n=what: [  # type: ignore[misc]
-                        decode(clock, m, h, w, bandwidth, eight_bit=e, what=n)
-                    ],
+                    partial(
+                        _one, decode, clock, maker, shape, work, bandwidth, eight_bit=eight_bit, what=what
+                    ),
                 )
 
     def _correctness(self, backend: TritonBackend) -> list[Result]:
@@ -202,6 +205,11 @@ class Check:
 def good(result: Result) -> bool:
     """Neither wrong nor failed."""
     return result.passed is not False and result.error is None
+
+
+def _one(measure: Callable[P, Result], *arguments: P.args, **named: P.kwargs) -> list[Result]:
+    """A section of one result."""
+    return [measure(*arguments, **named)]
 
 
 def _engine(clock: Clock, backend: TritonBackend, *, small: bool) -> list[Result]:
