@@ -45,19 +45,17 @@ def assert_is_ours(answer: httpx.Response, status: int) -> None:
     assert "detail" not in answer.text
 
 
-@pytest.mark.parametrize(
-    "path", ["/nowhere", "/library/nowhere", "/gradio_api/nowhere", "/static/nowhere.js"]
-)
-async def test_an_unknown_address_is_a_page(browser: httpx.AsyncClient, path: str) -> None:
-    english = await browser.get(path, headers=HTML)
-    assert_is_ours(english, 404)
-    assert '<html lang="en">' in english.text
-    assert "<h1>Page not found</h1>" in english.text
-    assert "nowhere" not in english.text
-    chinese = await browser.get(path, headers=HTML | {"accept-language": "zh-TW,zh;q=0.9"})
-    assert_is_ours(chinese, 404)
-    assert '<html lang="zh-Hant">' in chinese.text
-    assert "<h1>找不到頁面</h1>" in chinese.text
+async def test_an_unknown_address_is_a_page(browser: httpx.AsyncClient) -> None:
+    for path in ("/nowhere", "/library/nowhere", "/gradio_api/nowhere", "/static/nowhere.js"):
+        english = await browser.get(path, headers=HTML)
+        assert_is_ours(english, 404)
+        assert '<html lang="en">' in english.text
+        assert "<h1>Page not found</h1>" in english.text
+        assert "nowhere" not in english.text
+        chinese = await browser.get(path, headers=HTML | {"accept-language": "zh-TW,zh;q=0.9"})
+        assert_is_ours(chinese, 404)
+        assert '<html lang="zh-Hant">' in chinese.text
+        assert "<h1>找不到頁面</h1>" in chinese.text
 
 
 async def test_programs_get_json(browser: httpx.AsyncClient) -> None:
