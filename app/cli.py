@@ -126,14 +126,15 @@ def ingest(
     data_dir: DataDir = None,
 ) -> None:
     """Add files to a collection that everybody who can open this server may read; JSON keys: collection,
-    documents (name, document, status: ready, unchanged or failed, passages, message)."""
+    documents (name, document, version, status: ready, unchanged or failed, passages, message)."""
     from app.client import run_ingest
 
     def report(row: dict[str, Any]) -> None:
         if as_json:
             return
         passages = counted(row["passages"], "passage")
-        mark, detail = {"ready": ("✓", passages), "unchanged": ("=", f"unchanged, {passages}")}.get(
+        ready = passages if row["version"] < 2 else f"version {row['version']}, {passages}"
+        mark, detail = {"ready": ("✓", ready), "unchanged": ("=", f"unchanged, {passages}")}.get(
             row["status"], ("✗", row["message"])
         )
         typer.echo(f"{mark} {row['name']}: {detail}")

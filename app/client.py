@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,9 +115,10 @@ def run_ingest(
 ) -> list[dict[str, Any]]:
     """Add files, or all files below folders, one after the other; `report` gets each one's row.
 
-    A file that cannot be taken is a row with status "failed"; the others go on.
+    A file that cannot be taken is a row with status "failed"; the others go on. A document is named after
+    the file, with its folders below the one that was given: the name decides what is a new version of what.
     """
-    files = list(_files(paths))
+    files = _named(list(_files(paths)))
     rows: list[dict[str, Any]] = []
 
     def note(row: dict[str, Any]) -> None:
@@ -124,48 +126,56 @@ def run_ingest(
         report(row)
 
     async def here(runtime: Runtime) -> None:
-        for file in files:
+        for name, file in files:
             try:
                 data = _read(file, settings.max_upload_bytes)
-                note(await commands.ingest_bytes(runtime, OWNER, collection, file.name, data, private))
+                note(await commands.ingest_bytes(runtime, OWNER, collection, name, data, private))
             except Exception as error:
-                note(_failed(file, error))
+                note(_failed(name, error))
 
     def there(door: Door) -> None:
-        for file in files:
+        for name, file in files:
             try:
                 data = base64.b64encode(_read(file, settings.max_upload_bytes)).decode()
-                body = {"collection": collection, "name": file.name, "data": data, "private": private}
+                body = {"collection": collection, "name": name, "data": data, "private": private}
                 note(door.post("ingest", body))
             except ServerUnreachable:
                 raise
             except Exception as error:
-                note(_failed(file, error))
+                note(_failed(name, error))
 
     _run(settings, here, there)
     return rows
 
 
-def _failed(file: Path, error: Exception) -> dict[str, Any]:
+def _failed(name: str, error: Exception) -> dict[str, Any]:
     return {
-        "name": file.name,
+        "name": name,
         "document": None,
+        "version": 0,
         "status": "failed",
         "passages": 0,
         "message": sentence(error),
     }
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
+def _named(files: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Files of one call never replace each other: those of one name are named by their whole path."""
+    times = Counter(name for name, _ in files)
+    return [(name if times[name] == 1 else file.as_posix(), file) for name, file in files]
+
+
+def _files(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Each file once, with its document's name."""
+    for path in dict.fromkeys(paths):
         if path.is_dir():
             yield from sorted(
-                file
+                (file.relative_to(path).as_posix(), file)
                 for file in path.rglob("*")
                 if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
             )
         elif path.is_file():
-            yield path
+            yield path.name, path
         else:
             raise UploadRefused(f"There is no file or folder {path}.")
 

@@ -82,10 +82,12 @@ async def search(runtime: Runtime, principal: Principal, query: str, limit: int)
 async def ingest_bytes(
     runtime: Runtime, principal: Principal, collection: str, name: str, data: bytes, private: bool
 ) -> dict[str, Any]:
-    """Add one file to the principal's collection of that name and wait until it can be found.
+    """Add one file to the principal's collection of that name, as a new version where it has a document of
+    the file's name, and wait until it can be found.
 
-    Keys: `name`, `document`, `status` ("ready", "failed", or "unchanged" where the collection holds the same
-    content already), `passages`, `message`.
+    Keys: `name`, `document`, `version` (0: none was ever ready), `status` ("ready", "failed", or "unchanged"
+    where the collection holds the same content already), `passages`, `message`. Where a new version failed,
+    the one before it stays.
     """
     reader = principal.id if private else EVERYBODY
     id = await runtime.knowledge.collection(principal, collection, reader)
@@ -94,10 +96,12 @@ async def ingest_bytes(
         info = await runtime.knowledge.ingest(id, name, data, principal)
     except DuplicateDocument as error:
         info, unchanged = await runtime.knowledge.readable_info(principal, error.existing), True
+    status = "unchanged" if unchanged and info.status == "ready" else info.status
     return {
         "name": name if unchanged else info.name,
         "document": info.id,
-        "status": "unchanged" if unchanged and info.status == "ready" else info.status,
+        "version": info.version,
+        "status": "failed" if info.reason is not None else status,
         "passages": info.passages,
         "message": info.message,
     }

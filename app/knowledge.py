@@ -16,6 +16,7 @@ from app.settings import Settings
 from app.store import EVERYBODY, Reference, Store
 from app.updates import Source
 from rag.errors import NotFound
+from rag.records import clean_name
 
 if TYPE_CHECKING:
     from engine.service import EngineService
@@ -218,8 +219,20 @@ class Knowledge:
         return Stored(len(documents), sum(document.size for document in documents), total)
 
     async def ingest(self, collection: str, name: str, data: bytes, by: Principal) -> DocumentInfo:
-        """Add a document and wait until it is ready or has failed."""
-        return await self._library.wait(await self._library.add_document(collection, name, data, by.id))
+        """Add a document, or a new version of the newest one of this name that `by` added to the collection,
+        and wait until it is ready or has failed (see `DocumentInfo` for a new version that failed)."""
+        async with self._making:  # a name that comes twice at once is one document
+            named = [
+                info
+                for info in await self._library.documents({collection})
+                if info.name == clean_name(name) and info.created_by == by.id
+            ]
+            if named:
+                id = max(named, key=lambda info: info.created).id
+                await self._library.replace_document(id, name, data, by.id)
+            else:
+                id = await self._library.add_document(collection, name, data, by.id)
+        return await self._library.wait(id)
 
     async def reindex(self, embeddings: bool) -> None:
         """Count every passage's terms anew, and embed it anew if wanted; searches go on meanwhile."""

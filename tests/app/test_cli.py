@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import app.client
 from app.cli import app as command
+from app.client import _files, _named
 from app.runtime import Runtime
 from app.server import bind, create_app
 from app.settings import Settings, load_settings
@@ -97,10 +98,10 @@ def test_files_and_folders_are_added_and_bad_ones_named(tmp_path: Path) -> None:
     code, out, _ = run("ingest", str(folder), "--collection", "Texts", "--json")
     rows = {row["name"]: row for row in json.loads(out)["documents"]}
     assert code == 1
-    assert set(rows) == {"mill.md", "empty.txt"}
+    assert set(rows) == {"mill.md", "deep/empty.txt"}
     assert rows["mill.md"]["status"] == "ready"
-    assert rows["empty.txt"]["status"] == "failed"
-    assert rows["empty.txt"]["message"]
+    assert rows["deep/empty.txt"]["status"] == "failed"
+    assert rows["deep/empty.txt"]["message"]
     assert "barley" in run("search", "mill barley")[1]
 
 
@@ -117,6 +118,44 @@ def check_a_second_time(folder: Path) -> None:
     rows = {row["name"]: row for row in json.loads(out)["documents"]}
     assert {name: row["status"] for name, row in rows.items()} == {"mill.md": "unchanged", "weir.md": "ready"}
     assert rows["mill.md"]["document"] != rows["weir.md"]["document"]
+    check_a_changed_file(folder, rows["mill.md"]["document"])
+
+
+def check_a_changed_file(folder: Path, mill: str) -> None:
+    """It is the next version of the same document, and a namesake in another folder is another document."""
+    (folder / "mill.md").write_text("# Mill\n\nThe mill grinds buckwheat now.")
+    (folder / "old").mkdir()
+    (folder / "old" / "mill.md").write_text("# The old mill\n\nThe old mill ground spelt.")
+    code, out, _ = run("ingest", str(folder), "--collection", "Texts", "--json")
+    assert code == 0
+    rows = {row["name"]: row for row in json.loads(out)["documents"]}
+    assert rows["mill.md"] | {"passages": 1} == {
+        "name": "mill.md", "document": mill, "version": 2, "status": "ready", "passages": 1, "message": None,
+    }  # fmt: skip
+    assert rows["old/mill.md"]["version"] == 1
+    assert rows["old/mill.md"]["document"] != mill
+    found = [hit["text"] for hit in json.loads(run("search", "mill", "--json", "-k", "20")[1])["hits"]]
+    assert any("buckwheat" in text for text in found)
+    assert any("spelt" in text for text in found)
+    assert not any("barley" in text for text in found), "the first version is still found"
+    (folder / "mill.md").write_text("")
+    code, out, _ = run("ingest", str(folder / "mill.md"), "--collection", "Texts", "--json")
+    (row,) = json.loads(out)["documents"]
+    assert (code, row["status"]) == (1, "failed")
+    assert "buckwheat" in run("search", "mill buckwheat")[1]
+
+
+def test_files_of_one_call_never_replace_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.md").write_text(f"# Notes\n\nNotes of {name}.")
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "a"]
+    assert _named(list(_files(folders))) == [
+        (f"{folder.as_posix()}/notes.md", folder / "notes.md") for folder in folders[:2]
+    ]
+    assert _named(list(_files([tmp_path]))) == [
+        (f"{name}/notes.md", tmp_path / name / "notes.md") for name in ("a", "b")
+    ]
 
 
 def test_what_is_there_already_is_unchanged_and_no_failure(tmp_path: Path) -> None:
