@@ -21,7 +21,7 @@ from rag.split import split_passages
 
 @pytest.mark.slow
 def test_hostile_and_damaged_files_cost_one_job_each(tmp_path: Path) -> None:
-    result = run(tmp_path / "data", 30, limits=Limits(seconds=3.0, characters=300_000))
+    result = run(tmp_path / "data", 30, seed=3, limits=Limits(seconds=3.0, characters=300_000))
     assert result["faults"] == []
     assert result["files"] == 30
     assert result["results"]["ready"] > 5
