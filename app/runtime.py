@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from app.principal import CookieSigner, Principal
 from app.prompting import Prompter
 from app.settings import Settings
 from app.store import MIGRATIONS, Store
+from engine.errors import EngineError
 from rag.datadir import DataDir
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class RealParts:
             reranker = CrossReranker(settings.reranker)
             reranker.load().result()  # a model that can't be loaded is said now, not with the first question
         embedder = SentenceEmbedder(settings.embedder)
-        embedder.load()  # goes on in its own thread while the language model loads
+        embedder.load()  # goes on in its own thread while the library opens
         limits = LibraryLimits(upload_bytes=settings.max_upload_bytes)
         library = Library(
             data_dir, database, embedder, limits=limits, courtesy=Courtesy(busy), reranker=reranker
@@ -198,7 +200,11 @@ class Runtime:
             self._detail = "Warming up: loading the language model."
             self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
             if answering:
+                # Not beside the embedder's: transformers' `from_pretrained` replaces a method of a class for
+                # the whole process while it loads, and two that cross leave it replaced (no tied weights).
                 self._engine.start()
+                with contextlib.suppress(EngineError):  # said below, once what needs no model is there
+                    await self._engine.wait_ready()
             self._store = Store(self._database)
             self._library = await asyncio.to_thread(
                 self._parts.library, self.settings, data_dir, self._database, self._busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -55,6 +56,32 @@ async def test_a_missing_model_is_a_sentence_and_the_page_stays(tmp_path: Path) 
         await runtime.wait_ready()
     assert runtime.status()["state"] == "failed"
     assert "pip install" in runtime.status()["detail"]
+    await runtime.stop()
+
+
+async def test_the_embedder_is_not_loaded_while_the_language_model_is(tmp_path: Path) -> None:
+    """transformers replaces a method of a class for the whole process while it loads a model."""
+    loading, loaded = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeEngine):
+        async def wait_ready(self) -> None:
+            loading.set()
+            await loaded.wait()
+
+    made: list[bool] = []
+
+    class Parts(FakeParts):
+        def library(self, *given: Any) -> Any:
+            made.append(loaded.is_set())
+            return super().library(*given)
+
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d"), Parts(Slow()))
+    runtime.open()
+    runtime.start()
+    await loading.wait()
+    loaded.set()
+    await runtime.wait_ready()
+    assert made == [True]
     await runtime.stop()
 
 
