@@ -18,6 +18,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from app.errors import AppError, QuestionRefused
 from app.http_errors import as_refusal, as_response, maximum_context
@@ -77,11 +79,7 @@ def openai_router(runtime: Runtime) -> APIRouter:
         principal = runtime.identify("api", request)
         call = await api.begin(principal, body)
         if body.stream:
-            return StreamingResponse(
-                api.stream(call),
-                media_type="text/event-stream",
-                headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | call.headers,
-            )
+            return _Stream(call, api.stream(call))
         answer = await api.complete(call, request)
         return Response(answer, media_type="application/json", headers=call.headers)
 
@@ -143,6 +141,22 @@ class _Call:
     def abort(self) -> None:
         if self.generation is not None:
             self.generation.abort()
+
+
+class _Stream(StreamingResponse):
+    """A stream whose request ends with it. A client that is gone before the first chunk is sent leaves a
+    generator that was never begun, and such a one has no end of its own."""
+
+    def __init__(self, call: _Call, chunks: AsyncIterator[str]) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | call.headers
+        super().__init__(chunks, media_type="text/event-stream", headers=headers)
+        self._call = call
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._call.abort()
 
 
 async def _events(call: _Call) -> AsyncIterator[Event]:

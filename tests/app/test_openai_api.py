@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import gradio as gr
 import httpx
 import pytest
 
 from app.openai_api import openai_router
 from app.refusal import refusal
 from app.runtime import Runtime
+from app.server import create_app
 from app.settings import load_settings
 from engine.errors import ContextTooLong, LimitReached, StepFailed
 from engine.types import Scope
@@ -199,6 +202,31 @@ async def test_a_client_that_leaves_ends_its_request(runtime: Runtime, engine: F
     stream = api.stream(call)
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
+    assert engine.generations[0].aborted
+
+
+async def test_a_client_that_is_gone_before_the_first_chunk_ends_its_request(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    engine.script = ["hold"]
+    content = json.dumps(body(stream=True)).encode()
+    told = iter([{"type": "http.request", "body": content, "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        return next(told, {"type": "http.disconnect"})
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(0)  # as a server whose buffer is full
+
+    headers = {"host": "127.0.0.1:7860", "content-type": "application/json", "content-length": len(content)}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1",
+        "method": "POST", "scheme": "http", "path": URL, "raw_path": URL.encode(), "query_string": b"",
+        "root_path": "", "client": ("127.0.0.1", 50_000), "server": ("127.0.0.1", 7_860),
+        "headers": [(name.encode(), str(value).encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    async with asyncio.timeout(20):
+        await create_app(runtime, gr.Blocks())(scope, receive, send)  # type: ignore[arg-type]
     assert engine.generations[0].aborted
 
 
