@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from app.access import Access, Caller, Door
 from app.accounts import Accounts
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coread")
 T = TypeVar("T")
+P = ParamSpec("P")
 State = Literal["new", "warming_up", "ready", "failed", "stopped"]
 #: At most so long does an engine that could answer wait for the documents behind the suggested questions.
 #: Reading them takes seconds and began while the model was loaded; more means that something is wrong.
@@ -127,6 +128,26 @@ class RealParts:
             self._closing.pop(0)()
 
 
+async def _whole(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`make` in a thread, to its end: a thread goes on when whoever awaits it is cancelled, and what it then
+    makes would be nobody's to give back. So a cancellation comes one step later, when the part is known."""
+    making = asyncio.ensure_future(asyncio.to_thread(make, *args, **kwargs))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait({making})
+        if (task := asyncio.current_task()) is not None:
+            task.cancel()
+        return making.result()
+
+
+async def _ended(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task and wait for its end."""
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Runtime:
     """One server's (or one command's) parts. Cheap to make; `open` takes the data directory."""
 
@@ -195,10 +216,10 @@ class Runtime:
     async def _load(self, answering: bool) -> None:
         try:
             data_dir = self._opened()
-            self._database = await asyncio.to_thread(self._parts.database, data_dir.database)
+            self._database = await _whole(self._parts.database, data_dir.database)
             await self._open_people(self._database)
             self._detail = "Warming up: loading the language model."
-            self._engine = await asyncio.to_thread(self._parts.engine, self.settings)
+            self._engine = await _whole(self._parts.engine, self.settings)
             if answering:
                 # Not beside the embedder's: transformers' `from_pretrained` replaces a method of a class for
                 # the whole process while it loads, and two that cross leave it replaced (no tied weights).
@@ -206,7 +227,7 @@ class Runtime:
                 with contextlib.suppress(EngineError):  # said below, once what needs no model is there
                     await self._engine.wait_ready()
             self._store = Store(self._database)
-            self._library = await asyncio.to_thread(
+            self._library = await _whole(
                 self._parts.library, self.settings, data_dir, self._database, self._busy
             )
             self._knowledge = Knowledge(self.settings, self._library, self._store, self._engine, self.limits)
@@ -230,7 +251,7 @@ class Runtime:
     ) -> None:
         """What needs the language model."""
         await engine.wait_ready()
-        self._prompter = await asyncio.to_thread(Prompter.create, self.settings, engine, knowledge)
+        self._prompter = await _whole(Prompter.create, self.settings, engine, knowledge)
         self._encoder = MessageEncoder(engine.tokenizer)
         self._chat = Chat(self.settings, engine, knowledge, store, self._prompter, self.limits)
         library.library.on_delete(self._forget)
@@ -248,7 +269,7 @@ class Runtime:
 
     async def _open_people(self, database: Database) -> None:
         """Know who may enter before anything heavy is loaded: signing in works while the models warm up."""
-        await asyncio.to_thread(database.migrate, PEOPLE)
+        await _whole(database.migrate, PEOPLE)
         accounts = Accounts(database, self.signer.name + "_s")
         await accounts.open()
         keys = ApiKeys(database, accounts.role_of)
@@ -293,10 +314,8 @@ class Runtime:
 
     async def stop(self) -> None:
         """Give everything back, whatever state loading has reached. Calling it again does nothing."""
-        for task in (self._loading, self._seeding):
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await _ended(self._loading)
+        await _ended(self._seeding)  # which loading begins
         await self.demo.stop()
         if self._warmer is not None:
             await self._warmer.stop()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from app.runtime import Runtime
 from app.settings import load_settings
 from app.updates import Text
 from engine.types import Delta
+from rag.aio import AsyncLibrary
 from tests.app.conftest import FakeParts
 from tests.app.fakes import FakeEngine
 
@@ -56,6 +59,32 @@ async def test_a_running_answer_is_kept_and_marked(tmp_path: Path, watched: bool
         assert (answered.text, answered.status) == ("Half", "stopped")
     finally:
         await again.stop()
+
+
+async def test_what_a_thread_still_loads_is_given_back_too(tmp_path: Path) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeParts):
+        def library(self, *arguments: Any) -> AsyncLibrary:
+            entered.set()
+            assert go_on.wait(60)
+            return super().library(*arguments)
+
+    parts = Slow()
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d", sample=False), parts)
+    runtime.open()
+    runtime.start()
+    assert await asyncio.to_thread(entered.wait, 60)
+    stopping = asyncio.create_task(runtime.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert runtime.state == "stopped"
+    assert parts.fake.stopped
+    assert parts.closing == [], "the library was made after everything had been given back"
+    again = await started(tmp_path / "d", FakeEngine())
+    await again.stop()
 
 
 async def test_keys_accounts_and_sessions_outlive_a_restart(tmp_path: Path) -> None:
