@@ -3,6 +3,7 @@ store. Nothing that the browser sends back (its copy of the chat, a title, a sta
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from app.principal import Principal
 from app.runtime import Runtime
 from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 
+log = logging.getLogger("coread")
 _UPDATE_EVERY_S = 0.1
 
 
@@ -197,10 +199,16 @@ class ChatHandlers:
             if not on_screen() or self._runtime.state == "stopped":  # then no store can be asked any more
                 return
             tell(error, request)
-            again = question if not text else None
-            entries = await self._conversations.entries(principal, conversation, w)
+            try:
+                entries = await self._conversations.entries(principal, conversation, w)
+            except Exception as trouble:  # the store it failed on: what is on screen stays
+                log.warning("a conversation could not be read after its answer failed: %s", trouble)
+                entries = [
+                    *before,
+                    *([{"role": "assistant", "content": render.answer(text)}] if text else []),
+                ]
             entries += transcript.notes_entries([w.sentence(error)], w)  # stays when the notice has gone
-            yield {**idle(w, again), "chat": entries}
+            yield {**idle(w, question if not text else None), "chat": entries}
         finally:
             await updates.aclose()  # takes this viewer away
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -287,6 +288,31 @@ async def test_a_page_that_shows_something_else_is_not_written_on(
             break
         await asyncio.sleep(0.01)
     assert engine.generations[0].aborted
+
+
+async def test_a_store_that_fails_twice_leaves_the_page_as_it_was(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.script = failing(StepFailed("The device is gone."))
+    told: list[Exception] = []
+    monkeypatch.setattr("app.pages.handlers.tell", lambda error, request: told.append(error))
+    _, request = browser(runtime)
+    asking = ChatHandlers(runtime, ConversationHandlers(runtime)).ask(QUESTION, None, None, request)
+    outputs = []
+
+    async def broken(*_: Any) -> list[Any]:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async for output in asking:
+        outputs.append(output)
+        if "Hel" in str(output.get("chat", "")):
+            monkeypatch.setattr(runtime.store, "path", broken)
+    shown = str(outputs[-1]["chat"])
+    assert "lighthouse on Gull Rock" in shown
+    assert "Hel" in shown
+    assert "The device is gone" in shown
+    assert outputs[-1]["question"]["submit_btn"] == "Ask"
+    assert len(told) == 1
 
 
 async def test_a_page_of_a_server_that_stops_ends_quietly(
