@@ -23,6 +23,8 @@ from rag.errors import DataDirLocked
 T = TypeVar("T")
 #: Loading and a long answer included.
 _TIMEOUT_S = 600.0
+#: What takes as long as the documents are many: an answer is awaited as long as the server lives.
+_PATIENT = httpx.Timeout(_TIMEOUT_S, read=None)
 
 
 class ServerRefused(AppError):
@@ -39,10 +41,12 @@ class Door:
         self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         self._url = url
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One call. Raises `ServerUnreachable` or `ServerRefused`."""
+    def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> dict[str, Any]:
+        """One call; `patient`: the answer may take as long as it takes. Raises `ServerUnreachable` or
+        `ServerRefused`."""
+        timeout = _PATIENT if patient else self._http.timeout
         try:
-            response = self._http.post(f"/api/admin/{path}", json=body)
+            response = self._http.post(f"/api/admin/{path}", json=body, timeout=timeout)
         except httpx.HTTPError as error:
             raise ServerUnreachable(
                 f"A server holds the data directory, but {self._url} does not answer "

@@ -40,7 +40,7 @@ def reindex(settings: Settings, embeddings: bool) -> dict[str, Any]:
         url = locked.holder.get("url")
         if not isinstance(url, str):
             raise
-        return Door(path, url).post("reindex", {"embeddings": embeddings})
+        return Door(path, url).post("reindex", {"embeddings": embeddings}, patient=True)
     try:
         library.reindex(embeddings=embeddings)
         return report_json(library.check())

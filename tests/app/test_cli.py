@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gradio as gr
+import httpx
 import pytest
 import uvicorn
 from typer.testing import CliRunner
 
 import app.client
 from app.cli import app as command
-from app.client import _files, _named
+from app.client import Door, _files, _named
+from app.library_commands import reindex
 from app.runtime import Runtime
 from app.server import bind, create_app
 from app.settings import Settings, load_settings
 from engine.errors import ModelNotFound
+from rag.errors import DataDirLocked
 from tests.app.conftest import FakeParts
 from tests.app.fakes import FakeEngine
 
@@ -143,6 +146,29 @@ def check_a_changed_file(folder: Path, mill: str) -> None:
     (row,) = json.loads(out)["documents"]
     assert (code, row["status"]) == (1, "failed")
     assert "buckwheat" in run("search", "mill buckwheat")[1]
+
+
+def test_a_reindexing_server_is_awaited_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waited: list[object] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        waited.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={})
+
+    door = Door(tmp_path, "http://127.0.0.1:1")
+    monkeypatch.setattr(door, "_http", httpx.Client(
+        transport=httpx.MockTransport(answer), base_url="http://127.0.0.1:1", timeout=600.0))  # fmt: skip
+    monkeypatch.setattr("app.library_commands.Door", lambda *_: door)
+
+    def locked(*_: object) -> None:
+        raise DataDirLocked(str(tmp_path), {"url": "http://127.0.0.1:1"})
+
+    monkeypatch.setattr("rag.library.Library.open", locked)
+    assert reindex(load_settings(data_dir=tmp_path), embeddings=True) == {}
+    door.post("search", {"query": "x"})
+    assert waited == [None, 600.0]
 
 
 def test_files_of_one_call_never_replace_each_other(tmp_path: Path) -> None:
