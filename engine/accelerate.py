@@ -2,9 +2,10 @@
 
 In order: is the architecture one that `FastLlama` computes; do its logits equal the model's own
 (conformance, tight); which form of each product is fastest here (measured, not assumed); how many of the
-8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own); and
-the same once more for 4-bit products in steps of a handful of tokens. The choice is kept in the cache
-directory, because measuring takes some seconds and the machine stays the same.
+8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own); the
+same once more for 4-bit products in steps of a handful of tokens; and whether the whole step runs faster on
+the processor's matrix unit (`engine.matrix_llama`), which has no use for the 4-bit ones. The choice is kept
+in the cache directory, because measuring takes some seconds and the machine stays the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -28,8 +29,10 @@ from engine.accuracy import TEXT, likelihood, token_ids
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, FastLlama, Maker, fused_weight, supports
 from engine.linear import DenseLinear, Int4Linear, Int8Linear, Linear, PackedLinear, available
+from engine.matrix_llama import MatrixLlama, serves
 from engine.model import LoadedModel
 from engine.small_ops import SmallOps, TorchOps
+from engine.step_times import STEPS, step_times
 from kernels.api import AttentionBackend
 
 log = logging.getLogger(__name__)
@@ -48,7 +51,7 @@ REDUCED = conformance.Tolerance(rms=0.6, peak=8.0)
 #: have the largest outliers.
 _ENDS = 2
 _TEXT_TOKENS = 384
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Acceleration:
 
     few        roles whose products are 4-bit in steps of at most `few_rows` tokens
     nll_few    likelihood with these
+    decoder    "fused", or "matrix": the whole step on the processor's matrix unit
     """
 
     kinds: dict[str, str]
@@ -67,6 +71,7 @@ class Acceleration:
     few: list[str] = field(default_factory=list)
     few_rows: int = 0
     nll_few: float = 0.0
+    decoder: str = "fused"
 
     @property
     def cost(self) -> float:
@@ -82,8 +87,9 @@ class Acceleration:
         if self.few:
             few = f"; up to {self.few_rows} tokens a step {', '.join(self.few)} int4"
             rate += f" and {self.nll_few:.4f}"
+        how = f"small operations: {self.ops}" if self.decoder == "fused" else "whole steps on the matrix unit"
         return (
-            f"fused decoder ({forms}{few}; small operations: {self.ops}); negative log-likelihood {rate} "
+            f"fused decoder ({forms}{few}; {how}); negative log-likelihood {rate} "
             f"against {self.nll_reference:.4f} ({self.cost:+.2%}, limit {BUDGET:+.0%})"
         )
 
@@ -118,7 +124,11 @@ def _accelerate(
         kinds = dict.fromkeys(ROLES, "dense")
         return Acceleration(kinds, ops.name, 1.0, 1.0, {})
     path = _choice_path(model, cache_dir)
-    known = _read(path)
+    known = _read(path, matrix=_can_be_matrix(model))
+    if known is not None and known.decoder == "matrix":
+        model.decoder = _matrix(model, known.kinds)
+        conformance.check(model, backend, block_size, REDUCED)
+        return replace(known, ops=ops.name)
     if known is not None:
         model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker("dense"))
         for role, kind in known.kinds.items():
@@ -159,15 +169,55 @@ def _no_bias(product: Linear, bias: Tensor | None) -> Linear:
     return product
 
 
+def _forms(model: LoadedModel, role: str, kind: str) -> list[str]:
+    """The form of each layer's product of a role ("head": of the one there is)."""
+    count = 1 if role == "head" else model.shape.layers
+    if kind != "int8-inner":
+        return [kind] * count
+    full = "packed" if available("packed") else "dense"
+    inner = range(_ENDS, count - _ENDS)
+    return ["int8" if layer in inner else full for layer in range(count)]
+
+
 def _products(model: LoadedModel, role: str, kind: str) -> list[Linear]:
     """All products of a role in one form."""
-    full = "packed" if available("packed") else "dense"
-    count = 1 if role == "head" else model.shape.layers
-    kinds = [kind] * count
-    if kind == "int8-inner":
-        inner = range(_ENDS, count - _ENDS)
-        kinds = ["int8" if layer in inner else full for layer in range(count)]
-    return [_maker(one)(*fused_weight(model.model, role, layer)) for layer, one in enumerate(kinds)]
+    return [
+        _maker(form)(*fused_weight(model.model, role, layer))
+        for layer, form in enumerate(_forms(model, role, kind))
+    ]
+
+
+def _matrix(model: LoadedModel, kinds: Mapping[str, str]) -> MatrixLlama:
+    forms = {role: _forms(model, role, kind) for role, kind in kinds.items()}
+    return MatrixLlama(model.model, model.shape.max_context, forms)
+
+
+def _can_be_matrix(model: LoadedModel) -> bool:
+    return all(window is None for window in model.windows) and serves(model.model)
+
+
+def _try_matrix(
+    model: LoadedModel,
+    backend: AttentionBackend,
+    block_size: int,
+    chosen: Acceleration,
+    nll: Callable[[], float],
+) -> Acceleration:
+    """Take the decoder on the matrix unit where it is as accurate as it has to be, and faster."""
+    other = model.decoder
+    model.decoder = _matrix(model, chosen.kinds)
+    conformance.check(model, backend, block_size, REDUCED)
+    value = nll()
+    log.info("Steps on the matrix unit: negative log-likelihood %.4f", value)
+    if value > chosen.nll_reference * (1 + BUDGET):
+        model.decoder = other
+        return chosen
+    times = step_times(model, backend, block_size, (other, model.decoder))
+    log.info("Milliseconds of steps of %s: fused %s, on the matrix unit %s", STEPS, *times)
+    if sum(math.log(a / b) for a, b in zip(*times, strict=True)) <= 0:
+        model.decoder = other
+        return chosen
+    return replace(chosen, nll=value, few=[], few_rows=0, nll_few=0.0, decoder="matrix")
 
 
 def _set(model: LoadedModel, role: str, kind: str) -> list[Linear]:
@@ -267,6 +317,8 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
         few = _choose_few(model, decoder, ops, nll, reference * (1 + BUDGET))
         conformance.check(model, backend, block_size, REDUCED)
     chosen = Acceleration(kinds, ops.name, reference, best, timings, *few)
+    if _can_be_matrix(model):
+        chosen = _try_matrix(model, backend, block_size, chosen, nll)
     log.info("Chose a decoder in %.1f s: %s", time.monotonic() - started, chosen)
     return chosen
 
@@ -319,8 +371,8 @@ def _choice_path(model: LoadedModel, cache_dir: Path | None) -> Path | None:
     return cache_dir / "decoders" / f"{digest}.json"
 
 
-def _read(path: Path | None) -> Acceleration | None:
-    """A kept choice; None where there is none that can be read."""
+def _read(path: Path | None, *, matrix: bool) -> Acceleration | None:
+    """A kept choice; None where there is none that can be read and used. `matrix`: the unit can be used."""
     if path is None:
         return None
     try:
@@ -331,6 +383,8 @@ def _read(path: Path | None) -> Acceleration | None:
     needed = {kind.removesuffix("-inner") for kind in known.kinds.values()} | (
         {"int4"} if known.few else set()
     )
+    if known.decoder == "matrix":
+        return known if usable and matrix else None
     return known if usable and all(available(kind) for kind in needed) else None
 
 
@@ -352,7 +406,7 @@ def release(model: LoadedModel) -> None:
 
     After this the transformers model cannot run any more; its embedding stays, the decoder uses it.
     """
-    if not isinstance(model.decoder, FastLlama):
+    if not isinstance(model.decoder, (FastLlama, MatrixLlama)):
         return
     for block in model.model.base_model.layers:
         for parameter in [*block.self_attn.parameters(), *block.mlp.parameters()]:

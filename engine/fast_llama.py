@@ -118,7 +118,7 @@ class FastLlama:
         self._norm: Tensor = model.base_model.norm.weight.detach().float()
         self._scale = float(model.base_model.layers[0].self_attn.scaling)
         self.head: Linear = make("head")(*fused_weight(model, "head", 0))
-        self._cos, self._sin = _rotary_table(model, max_context, self._norm.device)
+        self._cos, self._sin = rotary_table(model, max_context, self._norm.device)
         #: Steps of at most so many tokens take `_few` instead of `layers`.
         self.few_rows = 0
         self._few: list[Layer] = []
@@ -177,7 +177,7 @@ class FastLlama:
         return DecoderOutput(last, Rows(self.head(x.values), x.scale).full())
 
 
-def _rotary_table(model: Any, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(model: Any, max_context: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of every position, float32 `[max_context, head_dim]`, by the model's own formula."""
     like = torch.empty(0, dtype=torch.float32, device=device)
     with torch.inference_mode():

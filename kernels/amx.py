@@ -1,6 +1,7 @@
-"""The matrix unit of x86 CPUs (Intel AMX) for attention passes in bfloat16: `amx_attention.cpp`.
+"""The matrix unit of x86 CPUs (Intel AMX): attention passes in bfloat16 (`amx_attention.cpp`) and whole steps
+of a decoder (`amx_step.cpp`, called by `kernels.amx_step`).
 
-Compiled once on the machine that uses it, in two seconds, where its processor has the unit and a C++ compiler
+Compiled once on the machine that uses it, in ten seconds, where its processor has the unit and a C++ compiler
 is there; nowhere else is anything different but the speed: `load` then returns None, and the torch backend
 stays with torch's fused attention. The library runs on torch's OpenMP threads (both name `libgomp.so.1`), so
 that no second set of threads waits beside torch's.
@@ -26,12 +27,17 @@ from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("amx_attention.cpp")
+FOLDER = Path(__file__).parent
+#: What is compiled, into one library, and what these files include.
+SOURCES = ("amx_attention.cpp", "amx_step.cpp")
+HEADERS = ("amx_attention.h", "amx_products.h")
 #: What the processor must have (names of /proc/cpuinfo).
-CPU_FLAGS = frozenset({"amx_tile", "amx_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
+CPU_FLAGS = frozenset(
+    {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+)
 _OPTIONS = (
     "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl",
-    "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16",
+    "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
 )  # fmt: skip
 _COMPILE_S = 120
 MAX_HEAD_DIM = 256
@@ -90,16 +96,22 @@ class AmxAttention:
 
 
 @functools.cache
-def load() -> AmxAttention | None:
-    """The compiled pass, or None where it cannot be used here; the log says why, once."""
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None where it cannot be used here; the log says why, once."""
     try:
-        found = AmxAttention(_function(_compile(_compiler())))
-        _check(found)
+        loaded = _open(_compile(_compiler()))
+        _check(AmxAttention(_attend_of(loaded)))
     except AmxUnavailable as reason:
-        log.info("Attention runs without the matrix unit: %s.", reason)
+        log.info("The processor's matrix unit is not used: %s.", reason)
         return None
-    log.info("Attention in bfloat16 runs on the processor's matrix unit.")
-    return found
+    log.info("The processor's matrix unit is used for bfloat16.")
+    return loaded
+
+
+def load() -> AmxAttention | None:
+    """The compiled pass of attention, or None where it cannot be used here."""
+    loaded = library()
+    return None if loaded is None else AmxAttention(_attend_of(loaded))
 
 
 def cpu_flags() -> frozenset[str]:
@@ -128,22 +140,23 @@ def _compiler() -> str:
 def _compile(compiler: str) -> Path:
     """The library, compiled anew where source, options or compiler changed."""
     version = _run([compiler, "--version"])
-    key = hashlib.sha256("\0".join([SOURCE.read_text("utf-8"), version, *_OPTIONS]).encode()).hexdigest()[:16]
+    texts = [(FOLDER / name).read_text("utf-8") for name in (*SOURCES, *HEADERS)]
+    key = hashlib.sha256("\0".join([*texts, version, *_OPTIONS]).encode()).hexdigest()[:16]
     folder = _folder()
-    library = folder / f"amx_attention-{key}.so"
-    if not library.exists():
+    built = folder / f"amx-{key}.so"
+    if not built.exists():
         with tempfile.TemporaryDirectory(dir=folder, prefix="amx-") as made:
-            built = Path(made) / "built.so"
-            _run([compiler, *_OPTIONS, str(SOURCE), "-o", str(built)])
-            os.replace(built, library)  # another process may be at it as well: one of two equal files stays
-    return library
+            new = Path(made) / "built.so"
+            _run([compiler, *_OPTIONS, *(str(FOLDER / name) for name in SOURCES), "-o", str(new)])
+            os.replace(new, built)  # another process may be at it as well: one of two equal files stays
+    return built
 
 
 def _folder() -> Path:
     """Where the library is kept: beside Python's own compiled files, else the person's cache, else for this
     process only. Never a folder that others may write to."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coread"
-    for folder in (SOURCE.parent / "__pycache__", cache):
+    for folder in (FOLDER / "__pycache__", cache):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
@@ -164,14 +177,18 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _function(library: Path) -> Any:
-    """The library's function, typed, with the system's leave to use the unit."""
+def _open(built: Path) -> ctypes.CDLL:
+    """The library, with the system's leave to use the unit."""
     try:
-        loaded = ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(built))
     except OSError as error:
         raise AmxUnavailable(f"the compiled library does not load: {error}") from error
     if loaded.coread_amx_request() != 0:
         raise AmxUnavailable("the system does not grant the use of the matrix unit")
+    return loaded
+
+
+def _attend_of(loaded: ctypes.CDLL) -> Any:
     function = loaded.coread_amx_attend
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     function.argtypes = [

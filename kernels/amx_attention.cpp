@@ -1,286 +1,6 @@
-// Attention of stacked query rows over one stretch of keys, in bfloat16, on the matrix unit of x86 CPUs (Intel AMX,
-// "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18).
-//
-// One call is one pass of `kernels.torch_cpu`: the queries of all readers and of all heads of a KV head's group are the
-// rows; K and V lie in the pool. Per KV head and block of keys, K and V are brought into the unit's layout once and
-// serve every row:
-//
-//        rows (16 a tile)          keys (256 a block)
-//      +--------+             +-----+-----+-- ... --+
-//      | Q tile |      x      |  K of the block, pairs of dimensions side by side |   ->  scores, float32
-//      +--------+             +-----+-----+-- ... --+
-//      running softmax over the block (Milakov & Gimelshein 2018), weights rounded to bfloat16
-//      +--------+             +-----------------------+
-//      | weights|      x      |  V, pairs of keys side by side                     |   ->  output, float32
-//      +--------+             +-----------------------+
-//
-// The same rounding as torch's fused attention: bfloat16 products summed in float32, weights in bfloat16.
+// One pass of attention over stretches of the pool, for `kernels.amx`: see amx_attention.h.
 
-#include <immintrin.h>
-#include <omp.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
-
-namespace {
-
-constexpr int TILE = 16;       // rows of a tile, and 32-bit columns of a tile
-constexpr int BLOCK = 256;     // keys of a round
-constexpr int MAX_DIM = 256;
-constexpr float HIDDEN = -1e30f;  // finite: no `inf - inf`
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-struct Scratch {  // of one thread
-  alignas(64) uint16_t key[BLOCK * MAX_DIM];
-  alignas(64) uint16_t value[BLOCK * MAX_DIM];
-  alignas(64) float score[TILE * BLOCK];
-  alignas(64) uint16_t weight[TILE * BLOCK];
-  alignas(64) uint16_t query[TILE * MAX_DIM];
-  alignas(64) float out[TILE * MAX_DIM];
-};
-
-// Rows and columns of 16 x 16 32-bit items swapped.
-inline void transpose(__m512i r[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
-
-// K of `count` keys as tiles [key / 16][dim / 32] of 16 x 64 bytes; keys beyond `count` are zero.
-void pack_keys(const uint16_t* key, int count, int dim, uint16_t* packed) {
-  const int steps = dim / 32;
-  for (int first = 0; first < count; first += TILE)
-    for (int step = 0; step < steps; ++step) {
-      __m512i r[16];
-      for (int j = 0; j < TILE; ++j)
-        r[j] = first + j < count ? _mm512_loadu_si512(key + int64_t(first + j) * dim + step * 32) : _mm512_setzero_si512();
-      transpose(r);
-      uint16_t* tile = packed + (int64_t(first / TILE) * steps + step) * (TILE * 32);
-      for (int j = 0; j < TILE; ++j) _mm512_store_si512(tile + j * 32, r[j]);
-    }
-}
-
-// V of `count` keys as tiles [key / 32][dim / 16] of 16 x 64 bytes; keys beyond `count` are zero.
-void pack_values(const uint16_t* value, int count, int dim, uint16_t* packed) {
-  alignas(64) uint16_t low[32], high[32];
-  for (int j = 0; j < 16; ++j) {
-    low[2 * j] = uint16_t(j), low[2 * j + 1] = uint16_t(32 + j);
-    high[2 * j] = uint16_t(16 + j), high[2 * j + 1] = uint16_t(48 + j);
-  }
-  const __m512i take_low = _mm512_load_si512(low), take_high = _mm512_load_si512(high);
-  const int columns = dim / 16;
-  for (int first = 0; first < count; first += 32)
-    for (int pair = 0; pair < TILE; ++pair) {
-      const int a = first + 2 * pair;
-      for (int d = 0; d < dim; d += 32) {
-        const __m512i x = a < count ? _mm512_loadu_si512(value + int64_t(a) * dim + d) : _mm512_setzero_si512();
-        const __m512i y = a + 1 < count ? _mm512_loadu_si512(value + int64_t(a + 1) * dim + d) : _mm512_setzero_si512();
-        uint16_t* tile = packed + (int64_t(first / 32) * columns + d / 16) * (TILE * 32) + pair * 32;
-        _mm512_store_si512(tile, _mm512_permutex2var_epi16(x, take_low, y));
-        _mm512_store_si512(tile + TILE * 32, _mm512_permutex2var_epi16(x, take_high, y));
-      }
-    }
-}
-
-// 2^x for x <= 0, to 1e-7; NaN stays NaN.
-inline __m512 exp2_of(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 r = _mm512_sub_ps(x, whole);
-  __m512 p = _mm512_set1_ps(1.340043217e-3f);  // Chebyshev fit over [-0.5, 0.5]
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.676037098e-3f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550327214e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402210736e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931472067e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.000000075e+0f));
-  return _mm512_scalef_ps(p, whole);
-}
-
-// scores[16][padded] of a query tile; `padded` is a multiple of 32.
-void scores_of(const uint16_t* query, const uint16_t* key, int padded, int dim, float* score) {
-  const int steps = dim / 32, size = TILE * 32;
-  for (int j = 0; j < padded; j += 32) {
-    _tile_zero(0);
-    _tile_zero(1);
-    const uint16_t* tiles = key + int64_t(j / TILE) * steps * size;
-    for (int step = 0; step < steps; ++step) {
-      _tile_loadd(4, query + step * 32, dim * 2);
-      _tile_loadd(6, tiles + step * size, 64);
-      _tile_loadd(7, tiles + (steps + step) * size, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    _tile_stored(0, score + j, BLOCK * 4);
-    _tile_stored(1, score + j + TILE, BLOCK * 4);
-  }
-}
-
-// out[16][dim] += weights[16][padded] x values
-void add_values(const uint16_t* weight, const uint16_t* value, int padded, int dim, float* out) {
-  const int columns = dim / 16, size = TILE * 32;
-  for (int c = 0; c < columns; c += 2) {
-    _tile_loadd(2, out + c * 16, dim * 4);
-    _tile_loadd(3, out + c * 16 + 16, dim * 4);
-    for (int j = 0; j < padded; j += 32) {
-      const uint16_t* tiles = value + (int64_t(j / 32) * columns + c) * size;
-      _tile_loadd(5, weight + j, BLOCK * 2);
-      _tile_loadd(6, tiles, 64);
-      _tile_loadd(7, tiles + size, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(2, out + c * 16, dim * 4);
-    _tile_stored(3, out + c * 16 + 16, dim * 4);
-  }
-}
-
-// One round of the running softmax for one row: scores become weights. Returns by how much the row's earlier output
-// shrinks. `top` (in powers of two) and `total` are the row's state; the first `seen` keys are visible.
-inline float weigh(const float* score, int seen, int padded, float scale2, float& top, float& total, uint16_t* weight) {
-  const __m512 factor = _mm512_set1_ps(scale2);
-  const int whole = seen / 32 * 32;
-  const uint32_t rest = (1u << (seen - whole)) - 1;
-  const __mmask16 masks[2] = {__mmask16(rest), __mmask16(rest >> 16)};
-  __m512 largest[2] = {_mm512_set1_ps(HIDDEN), _mm512_set1_ps(HIDDEN)};
-  for (int j = 0; j < whole; j += 32)
-    for (int half = 0; half < 2; ++half)
-      largest[half] = _mm512_max_ps(largest[half], _mm512_load_ps(score + j + 16 * half));
-  if (rest)
-    for (int half = 0; half < 2; ++half)
-      largest[half] = _mm512_mask_max_ps(largest[half], masks[half], largest[half], _mm512_load_ps(score + whole + 16 * half));
-  const float block_top = _mm512_reduce_max_ps(_mm512_max_ps(largest[0], largest[1])) * scale2;
-  const float now = block_top > top ? block_top : top;
-  const __m512 minus = _mm512_set1_ps(now);
-  __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-  for (int j = 0; j < whole; j += 32) {
-    __m512 p[2];
-    for (int half = 0; half < 2; ++half) {
-      p[half] = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(score + j + 16 * half), factor, minus));
-      sum[half] = _mm512_add_ps(sum[half], p[half]);
-    }
-    _mm512_store_si512(weight + j, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
-  }
-  if (rest) {
-    __m512 p[2];
-    for (int half = 0; half < 2; ++half) {
-      const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(score + whole + 16 * half), factor, minus);
-      p[half] = _mm512_maskz_mov_ps(masks[half], exp2_of(x));
-      sum[half] = _mm512_add_ps(sum[half], p[half]);
-    }
-    _mm512_store_si512(weight + whole, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
-  }
-  for (int j = (seen + 31) / 32 * 32; j < padded; j += 32) _mm512_store_si512(weight + j, _mm512_setzero_si512());
-  const float kept = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(top - now)));
-  total = total * kept + _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
-  top = now;
-  return kept;
-}
-
-struct Call {
-  const uint16_t *query, *key, *value;
-  int64_t query_stride, key_stride, value_stride;  // elements from one KV head to the next
-  int64_t rows, keys;
-  int dim, group, causal;  // causal: row r sees keys 0 .. r / group
-  float scale2;
-  float *lse, *out;
-};
-
-void work(const Call& c, int64_t head, int64_t first_tile, int64_t last_tile, Scratch& s) {
-  const uint16_t* query = c.query + head * c.query_stride;
-  const uint16_t* key = c.key + head * c.key_stride;
-  const uint16_t* value = c.value + head * c.value_stride;
-  float* out = c.out + head * c.rows * c.dim;
-  float* lse = c.lse + head * c.rows;  // holds `top` until the end
-  const int64_t end_row = last_tile * TILE < c.rows ? last_tile * TILE : c.rows;
-  float* total = static_cast<float*>(std::malloc(sizeof(float) * (last_tile - first_tile) * TILE));
-  for (int64_t r = first_tile * TILE; r < end_row; ++r) {
-    lse[r] = HIDDEN, total[r - first_tile * TILE] = 0.0f;
-    std::memset(out + r * c.dim, 0, sizeof(float) * c.dim);
-  }
-  const int64_t limit = c.causal ? (end_row - 1) / c.group + 1 : c.keys;
-  for (int64_t start = 0; start < limit; start += BLOCK) {
-    const int count = int(limit - start < BLOCK ? limit - start : BLOCK);
-    pack_keys(key + start * c.dim, count, c.dim, s.key);
-    if ((count + TILE - 1) / TILE % 2)  // the last pair of key tiles is read whole
-      std::memset(s.key + int64_t((count + TILE - 1) / TILE) * TILE * c.dim, 0, 2 * TILE * c.dim);
-    pack_values(value + start * c.dim, count, c.dim, s.value);
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
-      const int64_t row = tile * TILE;
-      const int rows = int(c.rows - row < TILE ? c.rows - row : TILE);
-      int seen_by_last = count;
-      if (c.causal) {
-        const int64_t seen = (row + rows - 1) / c.group + 1 - start;
-        if (seen <= 0) continue;
-        if (seen < count) seen_by_last = int(seen);
-      }
-      const int padded = (seen_by_last + 31) / 32 * 32;
-      const uint16_t* q = query + row * c.dim;
-      float* o = out + row * c.dim;
-      if (rows < TILE) {
-        std::memset(s.query, 0, sizeof(uint16_t) * TILE * c.dim);
-        std::memcpy(s.query, q, sizeof(uint16_t) * rows * c.dim);
-        std::memset(s.out, 0, sizeof(float) * TILE * c.dim);
-        std::memcpy(s.out, o, sizeof(float) * rows * c.dim);
-        q = s.query, o = s.out;
-        std::memset(s.weight + rows * BLOCK, 0, sizeof(uint16_t) * (TILE - rows) * BLOCK);
-      }
-      scores_of(q, s.key, padded, c.dim, s.score);
-      for (int i = 0; i < rows; ++i) {
-        int seen = seen_by_last;
-        if (c.causal) {
-          const int64_t own = (row + i) / c.group + 1 - start;
-          seen = int(own < 0 ? 0 : own < seen_by_last ? own : seen_by_last);
-        }
-        const float kept = weigh(s.score + i * BLOCK, seen, padded, c.scale2, lse[row + i],
-                                 total[row + i - first_tile * TILE], s.weight + i * BLOCK);
-        if (kept != 1.0f) {
-          const __m512 by = _mm512_set1_ps(kept);
-          for (int d = 0; d < c.dim; d += 16)
-            _mm512_storeu_ps(o + i * c.dim + d, _mm512_mul_ps(by, _mm512_loadu_ps(o + i * c.dim + d)));
-        }
-      }
-      add_values(s.weight, s.value, padded, c.dim, o);
-      if (rows < TILE) std::memcpy(out + row * c.dim, s.out, sizeof(float) * rows * c.dim);
-    }
-  }
-  for (int64_t r = first_tile * TILE; r < end_row; ++r) {
-    const float sum = total[r - first_tile * TILE], by = 1.0f / sum;
-    for (int d = 0; d < c.dim; ++d) out[r * c.dim + d] *= by;
-    lse[r] = lse[r] * LN2 + __builtin_logf(sum);
-  }
-  std::free(total);
-}
-
-}  // namespace
+#include "amx_attention.h"
 
 extern "C" {
 
@@ -296,9 +16,6 @@ int coread_amx_request() {
 int coread_amx_attend(const void* query, int64_t query_stride, const void* key, int64_t key_stride, const void* value,
                       int64_t value_stride, int64_t kv_heads, int64_t rows, int64_t keys, int dim, int group,
                       int causal, float scale, float* lse, float* out, int threads) {
-  const Call call{static_cast<const uint16_t*>(query), static_cast<const uint16_t*>(key),
-                  static_cast<const uint16_t*>(value), query_stride, key_stride, value_stride, rows, keys, dim, group,
-                  causal, scale * LOG2E, lse, out};
   const int64_t tiles = (rows + TILE - 1) / TILE;
   int64_t parts = (tiles + 15) / 16;  // of a head's rows; a part brings K and V into layout anew
   if (threads > 1 && kv_heads * parts % threads && kv_heads * parts < 4 * threads) parts *= threads;
@@ -307,18 +24,20 @@ int coread_amx_attend(const void* query, int64_t query_stride, const void* key, 
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Scratch* scratch = static_cast<Scratch*>(std::aligned_alloc(64, sizeof(Scratch)));
-    if (scratch == nullptr) {
-#pragma omp atomic write
-      failed = 1;
-    } else {
-      TileConfig config;
-      for (int t = 0; t < 8; ++t) config.bytes[t] = 64, config.rows[t] = TILE;
-      _tile_loadconfig(&config);
-    }
+    bool good = scratch != nullptr;
+    if (good) use_tiles();
 #pragma omp for schedule(dynamic, 1)
     for (int64_t unit = kv_heads * parts - 1; unit >= 0; --unit) {  // the longest causal parts first
       const int64_t head = unit % kv_heads, part = unit / kv_heads;
-      if (scratch != nullptr) work(call, head, tiles * part / parts, tiles * (part + 1) / parts, *scratch);
+      const Pass pass{static_cast<const uint16_t*>(query) + head * query_stride,
+                      {static_cast<const uint16_t*>(key) + head * key_stride, nullptr, dim},
+                      {static_cast<const uint16_t*>(value) + head * value_stride, nullptr, dim},
+                      rows, keys, 0, dim, group, causal, scale * LOG2E, lse + head * rows, out + head * rows * dim};
+      if (good) good = attend(pass, tiles * part / parts, tiles * (part + 1) / parts, *scratch);
+    }
+    if (!good) {
+#pragma omp atomic write
+      failed = 1;
     }
     if (scratch != nullptr) _tile_release();
     std::free(scratch);

@@ -180,12 +180,15 @@ def test_weights_that_were_four_bits_are_found_again(rows: int) -> None:
 def test_a_kept_choice_that_cannot_be_read_is_made_again(tmp_path: Path, content: str) -> None:
     path = tmp_path / "choice.json"
     path.write_text(content, "utf-8")
-    assert module._read(path) is None
+    assert module._read(path, matrix=False) is None
     good = Acceleration(dict.fromkeys(ROLES, "dense"), "torch", 2.0, 2.01, {})
     module._write(path, good)
-    assert module._read(path) == good
+    assert module._read(path, matrix=False) == good
     module._write(path, Acceleration(dict.fromkeys(ROLES, "dense"), "torch", 2.0, 2.1, {}))
-    assert module._read(path) is None  # over the limit
+    assert module._read(path, matrix=False) is None  # over the limit
+    module._write(path, Acceleration(dict.fromkeys(ROLES, "dense"), "torch", 2.0, 2.0, {}, decoder="matrix"))
+    assert module._read(path, matrix=True) is not None
+    assert module._read(path, matrix=False) is None  # another machine, or the compiler is gone
 
 
 def test_a_broken_row_is_reported_through_reduced_precision() -> None:

@@ -122,9 +122,9 @@ def test_what_it_does_not_read_is_left_to_torch(change: object) -> None:
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    amx.load.cache_clear()
+    amx.library.cache_clear()
     yield
-    amx.load.cache_clear()
+    amx.library.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_without_it_the_backend_stays_with_torch_and_says_why(
 
 def test_the_folder_of_the_library_is_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A library is code: one that others could have put there is not loaded."""
-    monkeypatch.setattr(amx, "SOURCE", tmp_path / "package" / "amx_attention.cpp")
+    monkeypatch.setattr(amx, "FOLDER", tmp_path / "package")
     (tmp_path / "package").mkdir()
     shared = tmp_path / "package" / "__pycache__"
     shared.mkdir()

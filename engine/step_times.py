@@ -1,0 +1,55 @@
+"""How long a decoder takes for typical steps: what two decoders of one model are chosen by."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.decoder import Decoder
+from engine.model import LoadedModel
+from engine.runner import Row, Runner
+from kernels.api import AttentionBackend
+
+#: `(readers of one document of 256 tokens, tokens of each)`.
+STEPS = ((1, 1), (8, 1), (1, 256))
+
+
+def step_times(
+    model: LoadedModel,
+    backend: AttentionBackend,
+    block_size: int,
+    decoders: Sequence[Decoder],
+    budget_s: float = 0.25,
+) -> list[list[float]]:
+    """Milliseconds of each decoder for each of `STEPS`; they take turns, the smallest value counts."""
+    readers, tokens = max(n for n, _ in STEPS), max(n for _, n in STEPS)
+    document = min(256, model.shape.max_context - tokens) // block_size * block_size
+    shared, own = list(range(document // block_size)), -(-tokens // block_size)
+    pool = model.new_pool(len(shared) + readers * own, block_size)
+    pool.storage.zero_()  # slots that nobody wrote may hold anything
+    runner = Runner(model, pool, backend)
+    result: list[list[float]] = [[] for _ in decoders]
+    for count, each in STEPS:
+        rows = [
+            Row(reader, [0] * each, document, [*shared, *range(first, first + own)], document, False)
+            for reader in range(count)
+            for first in (len(shared) + reader * own,)
+        ]
+        wanted = np.arange(count, dtype=np.int64)
+        best, spent, turn = [math.inf] * len(decoders), 0.0, 0
+        while turn < 4 or spent < budget_s:
+            for place, decoder in enumerate(decoders):
+                model.decoder = decoder
+                started = time.perf_counter()
+                runner.forward(rows, wanted)
+                passed = time.perf_counter() - started
+                if turn:  # the first call of a shape pays for what is set up once
+                    best[place] = min(best[place], passed)
+                spent += passed
+            turn += 1
+        for place, seconds in enumerate(best):
+            result[place].append(round(seconds * 1e3, 2))
+    return result

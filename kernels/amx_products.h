@@ -1,0 +1,185 @@
+// Linear layers on the matrix unit: x [rows, in] times a weight [out, in] that lies in the unit's layout.
+//
+//      x (16 rows a tile)         weight: tiles [out / 16][in / STEP] of 1 KiB
+//      +--------+             +--------------------------------+
+//      | 64 B   |      x      | 16 outputs, 4 (2) inputs of each side by side, 16 such rows |  -> 16 x 16, summed
+//      +--------+             +--------------------------------+
+//
+// 8 bits: int8 by int8, summed in int32, exact; one scale an output and one a row. 16 bits: bfloat16, summed in float32.
+// A weight is read from memory once for each 256 rows, in the order in which it lies there.
+
+#pragma once
+
+#include "amx_attention.h"
+
+namespace {
+
+constexpr int64_t TILE_BYTES = 1024;
+constexpr int64_t ROW_BLOCK = 256;
+
+struct Product {
+  const uint8_t* weight;  // packed
+  const float* scale;     // [out], 8 bits only
+  const float* bias;      // [out] or null
+  int64_t in, out;
+  int64_t eight;
+  int64_t steps() const { return in / (eight ? 64 : 32); }
+};
+
+// What becomes of a row's 16 results.
+struct ToBfloat16 {
+  uint16_t* y;
+  int64_t width;
+  void operator()(int64_t row, int64_t column, __m512 v) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + row * width + column), (__m256i)_mm512_cvtneps_pbh(v));
+  }
+};
+
+struct AddToFloat32 {
+  float* y;
+  int64_t width;
+  void operator()(int64_t row, int64_t column, __m512 v) const {
+    float* at = y + row * width + column;
+    _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), v));
+  }
+};
+
+struct ToFloat32 {
+  float* y;
+  int64_t width;
+  void operator()(int64_t row, int64_t column, __m512 v) const { _mm512_storeu_ps(y + row * width + column, v); }
+};
+
+template <class Out>
+inline void give(const Product& p, const int32_t* sums, int64_t row, int64_t rows, int64_t column,
+                 const float* row_scale, const Out& out) {
+  const __m512 scale = p.eight ? _mm512_loadu_ps(p.scale + column) : _mm512_set1_ps(1.0f);
+  const __m512 bias = p.bias ? _mm512_loadu_ps(p.bias + column) : _mm512_setzero_ps();
+  for (int i = 0; i < rows; ++i) {
+    const __m512i raw = _mm512_load_si512(sums + i * TILE);
+    const __m512 v = p.eight ? _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(raw), scale), _mm512_set1_ps(row_scale[row + i]))
+                             : _mm512_castsi512_ps(raw);
+    out(row + i, column, _mm512_add_ps(v, bias));
+  }
+}
+
+// Tile numbers have to be constants: macros, not functions.
+#define COREAD_MULTIPLY(sum, a, b)  \
+  do {                              \
+    if (EIGHT)                      \
+      _tile_dpbssd(sum, a, b);      \
+    else                            \
+      _tile_dpbf16ps(sum, a, b);    \
+  } while (0)
+
+// To be called by all threads of a parallel region with tiles in use; ends with a barrier. `x`: rows of `p.in` int8 or
+// bfloat16 without gaps, readable up to the next multiple of 16 rows.
+template <bool EIGHT, class Out>
+inline void multiply_as(const Product& p, const void* x_, int64_t rows, const float* row_scale, const Out& out) {
+  const int64_t steps = p.steps(), tiles = p.out / TILE, stride = p.in * (EIGHT ? 1 : 2);
+  const int64_t panel = steps * TILE_BYTES;
+  const uint8_t* x = static_cast<const uint8_t*>(x_);
+  alignas(64) int32_t sums[4][TILE * TILE];
+  if (rows <= TILE) {  // memory-bound: three columns of weight tiles at a time
+    const int64_t units = (tiles + 2) / 3;
+#pragma omp for schedule(dynamic, 2)
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const int64_t column = unit * 3, count = tiles - column < 3 ? tiles - column : 3;
+      const uint8_t* w = p.weight + column * panel;
+      if (count == 3) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        for (int64_t s = 0; s < steps; ++s) {
+          const uint8_t* b = w + s * TILE_BYTES;
+          for (int line = 0; line < 16; ++line) {
+            const char* ahead = reinterpret_cast<const char*>(b + 3 * panel + line * 64);
+            _mm_prefetch(ahead, _MM_HINT_T0);
+            _mm_prefetch(ahead + panel, _MM_HINT_T0);
+            _mm_prefetch(ahead + 2 * panel, _MM_HINT_T0);
+          }
+          _tile_loadd(4, x + s * 64, stride);
+          _tile_loadd(5, b, 64);
+          _tile_loadd(6, b + panel, 64);
+          _tile_loadd(7, b + 2 * panel, 64);
+          COREAD_MULTIPLY(0, 4, 5);
+          COREAD_MULTIPLY(1, 4, 6);
+          COREAD_MULTIPLY(2, 4, 7);
+        }
+        _tile_stored(0, sums[0], 64);
+        _tile_stored(1, sums[1], 64);
+        _tile_stored(2, sums[2], 64);
+      } else {
+        for (int64_t c = 0; c < count; ++c) {
+          _tile_zero(0);
+          for (int64_t s = 0; s < steps; ++s) {
+            _tile_loadd(4, x + s * 64, stride);
+            _tile_loadd(5, w + c * panel + s * TILE_BYTES, 64);
+            COREAD_MULTIPLY(0, 4, 5);
+          }
+          _tile_stored(0, sums[c], 64);
+        }
+      }
+      for (int64_t c = 0; c < count; ++c) give(p, sums[c], 0, rows, (column + c) * TILE, row_scale, out);
+    }
+    return;
+  }
+  const int64_t pairs = (tiles + 1) / 2, blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+#pragma omp for schedule(dynamic, 2)
+  for (int64_t unit = 0; unit < pairs * blocks; ++unit) {
+    const int64_t column = unit % pairs * 2, first = unit / pairs * ROW_BLOCK;
+    const int64_t last = first + ROW_BLOCK < rows ? first + ROW_BLOCK : rows;
+    const bool wide = column + 1 < tiles;
+    const uint8_t *w0 = p.weight + column * panel, *w1 = wide ? w0 + panel : w0;
+    for (int64_t row = first; row < last; row += 2 * TILE) {
+      const bool tall = row + TILE < last;
+      const uint8_t *x0 = x + row * stride, *x1 = tall ? x0 + TILE * stride : x0;
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      for (int64_t s = 0; s < steps; ++s) {
+        _tile_loadd(4, x0 + s * 64, stride);
+        _tile_loadd(6, w0 + s * TILE_BYTES, 64);
+        COREAD_MULTIPLY(0, 4, 6);
+        _tile_loadd(7, w1 + s * TILE_BYTES, 64);
+        COREAD_MULTIPLY(1, 4, 7);
+        _tile_loadd(5, x1 + s * 64, stride);
+        COREAD_MULTIPLY(2, 5, 6);
+        COREAD_MULTIPLY(3, 5, 7);
+      }
+      _tile_stored(0, sums[0], 64);
+      _tile_stored(1, sums[1], 64);
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+      for (int i = 0; i < (tall ? 2 : 1); ++i) {
+        const int64_t top = row + i * TILE, count = last - top < TILE ? last - top : TILE;
+        for (int c = 0; c < (wide ? 2 : 1); ++c)
+          give(p, sums[2 * i + c], top, count, (column + c) * TILE, row_scale, out);
+      }
+    }
+  }
+}
+#undef COREAD_MULTIPLY
+
+template <class Out>
+inline void multiply(const Product& p, const void* x, int64_t rows, const float* row_scale, const Out& out) {
+  if (p.eight)
+    multiply_as<true>(p, x, rows, row_scale, out);
+  else
+    multiply_as<false>(p, x, rows, row_scale, out);
+}
+
+// A weight [out, in] without gaps, int8 (`item` 1) or bfloat16 (2), into tiles.
+inline void pack_weight(const uint8_t* weight, int64_t out, int64_t in, int item, uint8_t* packed) {
+  const int64_t step = 64 / item, each = 4 / item, steps = in / step;  // inputs of a tile; of 32 bits
+  for (int64_t a = 0; a < out / TILE; ++a)
+    for (int64_t b = 0; b < steps; ++b) {
+      uint8_t* tile = packed + (a * steps + b) * TILE_BYTES;
+      for (int r = 0; r < TILE; ++r)
+        for (int c = 0; c < TILE; ++c)
+          std::memcpy(tile + r * 64 + c * 4, weight + ((a * TILE + c) * in + b * step + r * each) * item, 4);
+    }
+}
+
+}  // namespace
