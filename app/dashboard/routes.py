@@ -12,7 +12,6 @@ from fastapi import APIRouter, HTTPException, Request
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.access import from_this_machine
 from app.dashboard import wire
 from app.dashboard.feed import Asked, viewer
 from app.errors import AppError
@@ -82,8 +81,10 @@ def dashboard_router(runtime: Runtime) -> APIRouter:
     async def memory(request: Request, conversation: str = "") -> dict[str, Any]:
         """What the page gets, in full. `conversation` must be the caller's own."""
         who = viewer(runtime, request.headers)
-        if not from_this_machine(request, runtime.settings.allowed_hosts):
-            runtime.identify("page", request)  # counts only, but of people who may not be anybody's business
+        try:
+            runtime.access.require_watcher(request)
+        except AppError:  # whoever may open the page sees the same counts there
+            runtime.identify("page", request)
         asked = Asked.everything()
         if conversation and runtime.ready:
             principal = runtime.principal(request.headers)

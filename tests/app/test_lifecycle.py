@@ -76,7 +76,7 @@ async def test_what_a_thread_still_loads_is_given_back_too(tmp_path: Path) -> No
     runtime.start()
     assert await asyncio.to_thread(entered.wait, 60)
     stopping = asyncio.create_task(runtime.stop())
-    await asyncio.sleep(0)
+    await asyncio.wait({stopping}, timeout=0.5)  # a stop that does not wait for the thread is over by then
     assert not stopping.done()
     go_on.set()
     await stopping

@@ -143,6 +143,32 @@ async def test_only_the_owner_sees_a_conversations_row(
     assert (await client.get(url)).status_code == 401
 
 
+async def test_where_people_sign_in_being_on_this_machine_shows_no_memory(tmp_path: Path) -> None:
+    """Behind a proxy on this machine every stranger comes from it."""
+    import gradio as gr
+
+    from app.server import create_app
+
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d", access="accounts"), FakeParts())
+    runtime.open()
+    runtime.start()
+    await runtime.wait_ready()
+    reader = await runtime.accounts.create("Ann", "correct horse", "reader")
+    signed_in = await runtime.accounts.sign_in("Ann", "correct horse", "a", "x")
+    transport = httpx.ASGITransport(create_app(runtime, gr.Blocks()), client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
+        for headers, status in (
+            ({}, 401),
+            ({"x-coread-token": "no" + runtime.token}, 401),
+            ({"x-coread-token": runtime.token}, 200),
+            ({"cookie": f"{runtime.signer.name}_s={signed_in}"}, 200),
+        ):
+            assert (await client.get("/api/memory", headers=headers)).status_code == status
+        await runtime.accounts.set_disabled(reader.id, True)
+        assert (await client.get("/api/memory", headers=headers)).status_code == 401
+    await runtime.stop()
+
+
 async def test_every_answer_carries_the_policy(client: httpx.AsyncClient) -> None:
     headers = (await client.get("/healthz")).headers
     assert "img-src 'self' data: blob:" in headers["content-security-policy"]
