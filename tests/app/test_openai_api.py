@@ -12,6 +12,7 @@ import pytest
 
 from app.openai_api import openai_router
 from app.refusal import refusal
+from app.repetition import loop_start
 from app.runtime import Runtime
 from app.server import create_app
 from app.settings import load_settings
@@ -19,6 +20,7 @@ from engine.errors import ContextTooLong, LimitReached, StepFailed
 from engine.types import Scope
 from tests.app.conftest import FakeParts
 from tests.app.fakes import CharTokenizer, FakeEngine, events_of, failing
+from tests.app.test_chat import says
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
@@ -187,6 +189,22 @@ async def test_a_failure_in_mid_answer(client: httpx.AsyncClient, engine: FakeEn
     events = events_of((await client.post(URL, json=body(stream=True))).text)
     assert events[-1]["error"]["code"] == "step_failed"
     assert "[DONE]" not in events
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_repeats_itself_is_the_clients_to_stop(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    """The page ends such an answer; a program asked for so many tokens and has `stop`."""
+    text = "over and over " * 40
+    assert loop_start(text) is not None
+    engine.script = says(text)
+    answer = await client.post(URL, json=body(stream=stream))
+    if stream:
+        events = events_of(answer.text)
+        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == text
+    else:
+        assert answer.json()["choices"][0]["message"]["content"] == text
 
 
 async def test_a_client_that_leaves_ends_its_request(runtime: Runtime, engine: FakeEngine) -> None:
