@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("coread")
 #: How often the engine is looked at to see whether somebody came.
 LOOK_S = 0.2
-#: The row on the memory page that the work counts for, and its place among requests.
+#: The row on the memory page that the work counts for, and its place among requests. Nobody's tokens a minute
+#: are used up: what bounds it is that it gives way, takes half the memory at most, and runs once at a time.
 _NAME = "system"
 _AGAIN_S = 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from app.prompting import Span
 from app.runtime import Runtime
 from app.settings import Settings, load_settings
 from engine.types import GenerationRequest, Priority, SamplingParams, Scope, Segment
+from tests.app.conftest import FakeParts
 from tests.app.small_engine import SmallEngine
 
 ANN = Principal("local", "b-ann")
@@ -57,6 +59,35 @@ async def test_the_next_question_finds_what_was_warmed(runtime: Runtime, engine:
     again = await warmed(runtime)
     assert (again.tokens, again.found) == (0, again.total), "what is there is not computed again"
     await asyncio.to_thread(engine.check_integrity)
+
+
+async def test_it_counts_for_the_engine_and_uses_up_nobodys_tokens(
+    tmp_path: Path, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime(
+        load_settings(data_dir=tmp_path / "limited", max_tokens_per_minute=400),
+        FakeParts(engine),  # type: ignore[arg-type]
+    )
+    asked: list[GenerationRequest] = []
+    submit = engine.submit
+
+    async def noted(request: GenerationRequest) -> Any:
+        asked.append(request)
+        return await submit(request)
+
+    monkeypatch.setattr(engine, "submit", noted)
+    runtime.open()
+    runtime.start()
+    await runtime.wait_seeded()
+    try:
+        now = await warmed(runtime)
+        assert now.tokens > 400, "too few to tell"
+        assert runtime.limits.token_headers(ANN.id)["x-ratelimit-remaining-tokens"] == "400"
+        assert {(r.principal, r.conversation, r.priority) for r in asked} == {
+            ("system", "system", Priority.BATCH)
+        }
+    finally:
+        await runtime.stop()
 
 
 async def test_it_waits_while_somebody_is_answered(runtime: Runtime, engine: SmallEngine) -> None:
