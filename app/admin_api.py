@@ -54,7 +54,7 @@ def admin_router(runtime: Runtime) -> APIRouter:
                 if await request.is_disconnected():
                     break
         finally:
-            task.cancel() if not task.done() else None
+            task.cancel()  # does nothing to one that is done
         return await task
 
     @router.post("/search")

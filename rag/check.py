@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from rag import lexical, records
@@ -28,7 +29,7 @@ def check(database: Database, data_dir: DataDir, indexes: Indexes) -> CheckRepor
     for key, id in rows:
         # Under the lock SQLite and the indexes can't change apart from each other.
         with indexes.locked(key):
-            truth, stored = database.read_sync(lambda c, k=key: _collection_ids(c, k))  # type: ignore[misc]
+            truth, stored = database.read_sync(partial(_collection_ids, key=key))
             stored |= {"vector index": indexes.vectors(key).ids(), "lexical index": indexes.words(key).ids()}
         passages += len(truth)
         problems += _disagreements(id, truth, stored)
@@ -92,7 +93,7 @@ def reindex(database: Database, indexes: Indexes, embedder: Embedder, *, embeddi
     that is deleted before its turn comes is passed over.
     """
     for key in database.read_sync(lambda c: [r[0] for r in c.execute("SELECT key FROM collections")]):
-        ids = database.read_sync(lambda c, k=key: sorted(_ids(c, k)))  # type: ignore[misc]
+        ids = sorted(database.read_sync(partial(_ids, key=key)))
         for first in range(0, len(ids), _BATCH):
             _restore(database, ids[first : first + _BATCH], embedder if embeddings else None)
         with indexes.locked(key):

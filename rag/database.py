@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -89,14 +90,14 @@ class Database:
             steps.sort(key=lambda m: m.version)
             if [m.version for m in steps] != list(range(1, len(steps) + 1)):
                 raise ValueError(f"migrations of {owner!r} must be numbered 1, 2, 3, …")
-            current = self.read_sync(lambda c, owner=owner: _schema_version(c, owner))  # type: ignore[misc]
+            current = self.read_sync(partial(_schema_version, owner=owner))
             if current > len(steps):
                 raise DatabaseError(
                     f"The database {self.path} was written by a newer program ({owner} schema {current}, "
                     f"this one knows {len(steps)}); upgrade, or use another data folder."
                 )
             for step in steps[current:]:
-                self._submit(lambda c, step=step: _apply(c, step), transaction=False).result()  # type: ignore[misc]
+                self._submit(partial(_apply, step=step), transaction=False).result()
 
     def write_sync(self, work: Work[T]) -> T:
         """Run `work(connection)` in one transaction on the writing thread and wait for its result.

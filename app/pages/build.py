@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -198,15 +199,12 @@ def _once(
 
 
 def _streamed(
-    fn: Callable[..., AsyncIterator[dict[str, Any]]], convert: Callable[[dict[str, Any]], Any]
+    fn: Callable[..., AsyncGenerator[dict[str, Any], None]], convert: Callable[[dict[str, Any]], Any]
 ) -> Callable[..., AsyncIterator[Any]]:
     @wraps(fn)
     async def handler(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        updates = fn(*args, **kwargs)
-        try:
+        async with aclosing(fn(*args, **kwargs)) as updates:
             async for update in updates:
                 yield convert(update)
-        finally:
-            await updates.aclose()  # type: ignore[attr-defined]
 
     return handler
