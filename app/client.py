@@ -23,8 +23,6 @@ from rag.errors import DataDirLocked
 T = TypeVar("T")
 #: Loading and a long answer included.
 _TIMEOUT_S = 600.0
-#: What takes as long as the documents are many: an answer is awaited as long as the server lives.
-_PATIENT = httpx.Timeout(_TIMEOUT_S, read=None)
 
 
 class ServerRefused(AppError):
@@ -42,9 +40,9 @@ class Door:
         self._url = url
 
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> dict[str, Any]:
-        """One call; `patient`: the answer may take as long as it takes. Raises `ServerUnreachable` or
-        `ServerRefused`."""
-        timeout = _PATIENT if patient else self._http.timeout
+        """One call; `patient`: its answer is awaited for as long as the server lives. Raises `ServerUnreachable`
+        or `ServerRefused`."""
+        timeout = httpx.Timeout(_TIMEOUT_S, read=None) if patient else self._http.timeout
         try:
             response = self._http.post(f"/api/admin/{path}", json=body, timeout=timeout)
         except httpx.HTTPError as error:

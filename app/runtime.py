@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from app.access import Access, Caller, Door
 from app.accounts import Accounts
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("coread")
 T = TypeVar("T")
-P = ParamSpec("P")
 State = Literal["new", "warming_up", "ready", "failed", "stopped"]
 #: At most so long does an engine that could answer wait for the documents behind the suggested questions.
 #: Reading them takes seconds and began while the model was loaded; more means that something is wrong.
@@ -128,10 +127,10 @@ class RealParts:
             self._closing.pop(0)()
 
 
-async def _whole(make: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def _whole(make: Callable[..., T], *arguments: Any) -> T:
     """`make` in a thread, to its end: a thread goes on when whoever awaits it is cancelled, and what it then
     makes would be nobody's to give back. So a cancellation comes one step later, when the part is known."""
-    making = asyncio.ensure_future(asyncio.to_thread(make, *args, **kwargs))
+    making = asyncio.ensure_future(asyncio.to_thread(make, *arguments))
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
