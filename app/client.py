@@ -40,8 +40,8 @@ class Door:
         self._url = url
 
     def post(self, path: str, body: dict[str, Any], *, patient: bool = False) -> dict[str, Any]:
-        """One call; `patient`: its answer is awaited for as long as the server lives. Raises `ServerUnreachable`
-        or `ServerRefused`."""
+        """One call; `patient`: its answer is awaited for as long as the server lives. Raises
+        `ServerUnreachable` or `ServerRefused`."""
         timeout = httpx.Timeout(_TIMEOUT_S, read=None) if patient else self._http.timeout
         try:
             response = self._http.post(f"/api/admin/{path}", json=body, timeout=timeout)
