@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from app.errors import AppError, LoadingFailed, NoIdentity, NotAllowed, StillWarmingUp
+from app.errors import AppError, LoadingFailed, NoIdentity, NotAllowed, SignedOut, StillWarmingUp
 from app.keys import PREFIX, ApiKeys
 from app.principal import OWNER, CookieSigner, Principal, key_principal, require
 from app.settings import LOOPBACK_HOSTS, Settings
@@ -129,7 +129,7 @@ class Access:
             raise self._not_yet("Coread is starting; sign in in a moment.")
         principal = self.sessions.principal(headers)
         if principal is None:
-            raise NoIdentity("Sign in first: your session has ended or there was none.")
+            raise SignedOut("Sign in first: your session has ended or there was none.")
         return principal
 
     def _program(self, caller: Caller) -> Principal:

@@ -37,6 +37,12 @@ class NoIdentity(AppError):
     status = 401
 
 
+class SignedOut(NoIdentity):
+    """Whoever the page was opened by is no longer signed in; its script knows this by the code."""
+
+    code = "signed_out"
+
+
 class NotAllowed(AppError):
     """The principal may not do this."""
 

@@ -23,6 +23,12 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "page.other_language": ("繁體中文", "English"),
     "page.other_code": ("zh-Hant", "en"),
     "page.profile": ("Your profile", "你的個人頁面"),
+    "page.signed_out": ("You are signed out", "你已登出"),
+    "page.signed_out_why": (
+        "Your session has ended. Sign in again to go on; a question that you have typed stays in its box.",
+        "你的登入已結束。請重新登入以繼續；已輸入的問題會保留在輸入框中。",
+    ),
+    "page.sign_in": ("Sign in", "登入"),
     "page.not_found": ("Page not found", "找不到頁面"),
     "page.nowhere": ("There is nothing at this address.", "這個網址沒有任何內容。"),
     "page.refused": ("Not allowed", "不允許"),

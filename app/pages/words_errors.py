@@ -10,6 +10,7 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "error.app_error": ("That did not work.", "沒有成功。"),
     "error.internal_error": ("Something went wrong inside Coread.", "Coread 內部出了問題。"),
     "error.no_identity": ("Your browser sent no identity.", "瀏覽器沒有送出身分。"),
+    "error.signed_out": ("You are signed out.", "你已登出。"),
     "error.not_allowed": ("This is not allowed.", "不允許這麼做。"),
     "error.not_found": ("There is no such thing here.", "這裡沒有這個東西。"),
     "error.invalid_question": ("The question was not taken.", "這個問題無法接受。"),
