@@ -17,22 +17,30 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine import conformance
+from engine import conformance, matrix_choice
 from engine.accuracy import TEXT, likelihood, token_ids
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, FastLlama, Maker, fused_weight, supports
-from engine.linear import DenseLinear, Int4Linear, Int8Linear, Linear, PackedLinear, available
-from engine.matrix_llama import MatrixLlama, serves
+from engine.linear import (
+    DenseLinear,
+    Int4Linear,
+    Int8Linear,
+    Linear,
+    PackedLinear,
+    available,
+    forms,
+    has_inner,
+)
+from engine.matrix_llama import MatrixLlama
 from engine.model import LoadedModel
 from engine.small_ops import SmallOps, TorchOps
-from engine.step_times import STEPS, step_times
 from kernels.api import AttentionBackend
 
 log = logging.getLogger(__name__)
@@ -47,9 +55,6 @@ FEW_ROWS = (1, 2, 4)
 #: Logits of 8-bit products: they differ from the model's by quantisation, which the likelihood judges;
 #: this only catches a decoder that computes something else altogether.
 REDUCED = conformance.Tolerance(rms=0.6, peak=8.0)
-#: Layers at both ends that stay in full precision where a role is too sensitive as a whole: their inputs
-#: have the largest outliers.
-_ENDS = 2
 _TEXT_TOKENS = 384
 _VERSION = 3
 
@@ -124,11 +129,11 @@ def _accelerate(
         kinds = dict.fromkeys(ROLES, "dense")
         return Acceleration(kinds, ops.name, 1.0, 1.0, {})
     path = _choice_path(model, cache_dir)
-    known = _read(path, matrix=_can_be_matrix(model))
+    known = _read(path, matrix=matrix_choice.possible(model))
     if known is not None and known.decoder == "matrix":
-        model.decoder = _matrix(model, known.kinds)
+        model.decoder = matrix_choice.decoder(model, known.kinds)
         conformance.check(model, backend, block_size, REDUCED)
-        return replace(known, ops=ops.name)
+        return known
     if known is not None:
         model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker("dense"))
         for role, kind in known.kinds.items():
@@ -169,55 +174,13 @@ def _no_bias(product: Linear, bias: Tensor | None) -> Linear:
     return product
 
 
-def _forms(model: LoadedModel, role: str, kind: str) -> list[str]:
-    """The form of each layer's product of a role ("head": of the one there is)."""
-    count = 1 if role == "head" else model.shape.layers
-    if kind != "int8-inner":
-        return [kind] * count
-    full = "packed" if available("packed") else "dense"
-    inner = range(_ENDS, count - _ENDS)
-    return ["int8" if layer in inner else full for layer in range(count)]
-
-
 def _products(model: LoadedModel, role: str, kind: str) -> list[Linear]:
     """All products of a role in one form."""
+    full = "packed" if available("packed") else "dense"
     return [
         _maker(form)(*fused_weight(model.model, role, layer))
-        for layer, form in enumerate(_forms(model, role, kind))
+        for layer, form in enumerate(forms(kind, 1 if role == "head" else model.shape.layers, full))
     ]
-
-
-def _matrix(model: LoadedModel, kinds: Mapping[str, str]) -> MatrixLlama:
-    forms = {role: _forms(model, role, kind) for role, kind in kinds.items()}
-    return MatrixLlama(model.model, model.shape.max_context, forms)
-
-
-def _can_be_matrix(model: LoadedModel) -> bool:
-    return all(window is None for window in model.windows) and serves(model.model)
-
-
-def _try_matrix(
-    model: LoadedModel,
-    backend: AttentionBackend,
-    block_size: int,
-    chosen: Acceleration,
-    nll: Callable[[], float],
-) -> Acceleration:
-    """Take the decoder on the matrix unit where it is as accurate as it has to be, and faster."""
-    other = model.decoder
-    model.decoder = _matrix(model, chosen.kinds)
-    conformance.check(model, backend, block_size, REDUCED)
-    value = nll()
-    log.info("Steps on the matrix unit: negative log-likelihood %.4f", value)
-    if value > chosen.nll_reference * (1 + BUDGET):
-        model.decoder = other
-        return chosen
-    times = step_times(model, backend, block_size, (other, model.decoder))
-    log.info("Milliseconds of steps of %s: fused %s, on the matrix unit %s", STEPS, *times)
-    if sum(math.log(a / b) for a, b in zip(*times, strict=True)) <= 0:
-        model.decoder = other
-        return chosen
-    return replace(chosen, nll=value, few=[], few_rows=0, nll_few=0.0, decoder="matrix")
 
 
 def _set(model: LoadedModel, role: str, kind: str) -> list[Linear]:
@@ -277,6 +240,13 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
     decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker(full))
     model.decoder = decoder
     conformance.check(model, backend, block_size)
+    if matrix_choice.possible(model):
+        taken = matrix_choice.choose(model, backend, block_size, nll, reference * (1 + BUDGET), REDUCED)
+        if taken is not None:
+            kinds, best = taken
+            chosen = Acceleration(kinds, "none", reference, best, {}, decoder="matrix")
+            log.info("Chose a decoder in %.1f s: %s", time.monotonic() - started, chosen)
+            return chosen
     kinds = dict.fromkeys(ROLES, full)
     best = nll()
     timings: dict[str, dict[str, list[float]]] = {}
@@ -301,7 +271,7 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
             old = decoder.set_products(role, spare.pop(role))
             for kind in ("int8", "int8-inner"):
                 if kind == "int8-inner":
-                    if role == "head" or model.shape.layers <= 2 * _ENDS:
+                    if role == "head" or not has_inner(model.shape.layers):
                         continue
                     decoder.set_products(role, _products(model, role, kind))
                 now = nll()
@@ -317,8 +287,6 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
         few = _choose_few(model, decoder, ops, nll, reference * (1 + BUDGET))
         conformance.check(model, backend, block_size, REDUCED)
     chosen = Acceleration(kinds, ops.name, reference, best, timings, *few)
-    if _can_be_matrix(model):
-        chosen = _try_matrix(model, backend, block_size, chosen, nll)
     log.info("Chose a decoder in %.1f s: %s", time.monotonic() - started, chosen)
     return chosen
 
@@ -365,6 +333,7 @@ def _choice_path(model: LoadedModel, cache_dir: Path | None) -> Path | None:
         torch.__version__,
         platform.machine(),
         torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {},
+        matrix_choice.possible(model),
         TEXT,
     ]
     digest = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]

@@ -135,6 +135,23 @@ class Int4Linear:
         return out
 
 
+#: Layers at both ends that stay in full precision where a role is too sensitive as a whole: their inputs
+#: have the largest outliers.
+_ENDS = 2
+
+
+def has_inner(layers: int) -> bool:
+    """Whether so many layers have some between their ends."""
+    return layers > 2 * _ENDS
+
+
+def forms(kind: str, layers: int, full: str) -> list[str]:
+    """The form of each layer's product; "int8-inner" means 8 bits but for the ends, which are in `full`."""
+    if kind != "int8-inner":
+        return [kind] * layers
+    return ["int8" if _ENDS <= layer < layers - _ENDS else full for layer in range(layers)]
+
+
 def available(kind: str) -> bool:
     """Whether this build of torch and this machine compute the form, and compute it right."""
     torch.manual_seed(0)

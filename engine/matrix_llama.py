@@ -31,41 +31,53 @@ def serves(model: Any) -> bool:
     )
 
 
+def products(model: Any, role: str, forms: list[str]) -> list[MatrixProduct]:
+    """All products of a role, each layer's in its form."""
+    return [
+        MatrixProduct(*fused_weight(model, role, layer), eight=form == "int8")
+        for layer, form in enumerate(forms)
+    ]
+
+
 class MatrixLlama:
     """A `Decoder`. `kinds`: for each role ("head": one) the form of each layer's product, "int8" or another,
-    which means bfloat16. Reads all weights at construction."""
+    which means bfloat16. Reads the weights at construction."""
 
     name = "matrix"
 
     def __init__(self, model: Any, max_context: int, kinds: Mapping[str, list[str]]) -> None:
-        config = model.config
-
-        def product(role: str, layer: int) -> MatrixProduct:
-            return MatrixProduct(*fused_weight(model, role, layer), eight=kinds[role][layer] == "int8")
-
-        layers = [
-            MatrixLayer(
-                qkv=product("qkv", index),
-                o=product("o", index),
-                gate_up=product("gate_up", index),
-                down=product("down", index),
-                norm_attention=block.input_layernorm.weight.detach().float().contiguous(),
-                norm_mlp=block.post_attention_layernorm.weight.detach().float().contiguous(),
-            )
-            for index, block in enumerate(model.base_model.layers)
-        ]
         self._embedding: Tensor = model.base_model.embed_tokens.weight.detach()
-        norm = model.base_model.norm.weight.detach().float().contiguous()
-        self._cos, self._sin = rotary_table(model, max_context, norm.device)
-        self._model = MatrixModel(
-            layers,
-            product("head", 0),
-            norm,
-            q_heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
+        self._norm = model.base_model.norm.weight.detach().float().contiguous()
+        self._norms = [
+            (
+                block.input_layernorm.weight.detach().float().contiguous(),
+                block.post_attention_layernorm.weight.detach().float().contiguous(),
+            )
+            for block in model.base_model.layers
+        ]
+        self._cos, self._sin = rotary_table(model, max_context, self._norm.device)
+        config = model.config
+        self._sizes = {"q_heads": config.num_attention_heads, "kv_heads": config.num_key_value_heads}
+        self._eps = float(config.rms_norm_eps)
+        self._scale = float(model.base_model.layers[0].self_attn.scaling)
+        self.products = {role: products(model, role, kinds[role]) for role in ROLES}
+        self._model = self._assemble()
+
+    def set_products(self, role: str, made: list[MatrixProduct]) -> None:
+        """Replace the products of a role (one for each layer; for the head, one)."""
+        self.products[role] = made
+        self._model = self._assemble()
+
+    def _assemble(self) -> MatrixModel:
+        by_layer = zip(*(self.products[role] for role in ROLES if role != "head"), self._norms, strict=True)
+        return MatrixModel(
+            [MatrixLayer(qkv, o, gate_up, down, *norms) for qkv, o, gate_up, down, norms in by_layer],
+            self.products["head"][0],
+            self._norm,
+            **self._sizes,
             head_dim=self._cos.shape[1],
-            eps=float(config.rms_norm_eps),
-            scale=float(model.base_model.layers[0].self_attn.scaling),
+            eps=self._eps,
+            scale=self._scale,
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor, context: StepContext) -> DecoderOutput:

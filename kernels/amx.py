@@ -3,8 +3,9 @@ of a decoder (`amx_step.cpp`, called by `kernels.amx_step`).
 
 Compiled once on the machine that uses it, in ten seconds, where its processor has the unit and a C++ compiler
 is there; nowhere else is anything different but the speed: `load` then returns None, and the torch backend
-stays with torch's fused attention. The library runs on torch's OpenMP threads (both name `libgomp.so.1`), so
-that no second set of threads waits beside torch's.
+stays with torch's fused attention. Single passes run on torch's OpenMP threads (both name `libgomp.so.1`), so
+that no second set of threads waits beside torch's; whole steps have threads of their own, which sleep between
+steps, and while a step lasts torch's do nothing.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ log = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 #: What is compiled, into one library, and what these files include.
 SOURCES = ("amx_attention.cpp", "amx_step.cpp")
-HEADERS = ("amx_attention.h", "amx_products.h")
+HEADERS = ("amx_attention.h", "amx_products.h", "amx_team.h")
 #: What the processor must have (names of /proc/cpuinfo).
 CPU_FLAGS = frozenset(
     {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
 )
 _OPTIONS = (
-    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl",
-    "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
+    "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread", "-mfma", "-mavx512f", "-mavx512bw",
+    "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
 )  # fmt: skip
 _COMPILE_S = 120
 MAX_HEAD_DIM = 256

@@ -263,13 +263,10 @@ inline bool attend(const Pass& c, int64_t first_tile, int64_t last_tile, Scratch
       const int padded = (seen_by_last + 31) / 32 * 32;
       const uint16_t* q = c.query + row * c.dim;
       float* o = out + row * c.dim;
-      if (rows < TILE) {
-        std::memset(s.query, 0, sizeof(uint16_t) * TILE * c.dim);
+      if (rows < TILE) {  // a row only meets itself: what the tile's other rows hold does not matter
         std::memcpy(s.query, q, sizeof(uint16_t) * rows * c.dim);
-        std::memset(s.out, 0, sizeof(float) * TILE * c.dim);
         std::memcpy(s.out, o, sizeof(float) * rows * c.dim);
         q = s.query, o = s.out;
-        std::memset(s.weight + rows * BLOCK, 0, sizeof(uint16_t) * (TILE - rows) * BLOCK);
       }
       scores_of(q, s.key, padded, c.dim, s.score);
       for (int i = 0; i < rows; ++i) {

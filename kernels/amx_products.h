@@ -72,67 +72,74 @@ inline void give(const Product& p, const int32_t* sums, int64_t row, int64_t row
       _tile_dpbf16ps(sum, a, b);    \
   } while (0)
 
-// To be called by all threads of a parallel region with tiles in use; ends with a barrier. `x`: rows of `p.in` int8 or
-// bfloat16 without gaps, readable up to the next multiple of 16 rows.
+// Weight tiles of one unit of work: three columns of tiles side by side where few rows ask (reading the weight is all
+// that takes time), two columns by 256 rows where many do.
+constexpr int64_t FEW_COLUMNS = 6, MANY_COLUMNS = 4;
+
+inline int64_t units_of(const Product& p, int64_t rows) {
+  const int64_t tiles = p.out / TILE;
+  if (rows <= TILE) return (tiles + FEW_COLUMNS - 1) / FEW_COLUMNS;
+  return (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS * ((rows + ROW_BLOCK - 1) / ROW_BLOCK);
+}
+
+// At most 16 rows by the tile columns `first .. last - 1`.
 template <bool EIGHT, class Out>
-inline void multiply_as(const Product& p, const void* x_, int64_t rows, const float* row_scale, const Out& out) {
-  const int64_t steps = p.steps(), tiles = p.out / TILE, stride = p.in * (EIGHT ? 1 : 2);
-  const int64_t panel = steps * TILE_BYTES;
-  const uint8_t* x = static_cast<const uint8_t*>(x_);
-  alignas(64) int32_t sums[4][TILE * TILE];
-  if (rows <= TILE) {  // memory-bound: three columns of weight tiles at a time
-    const int64_t units = (tiles + 2) / 3;
-#pragma omp for schedule(dynamic, 2)
-    for (int64_t unit = 0; unit < units; ++unit) {
-      const int64_t column = unit * 3, count = tiles - column < 3 ? tiles - column : 3;
-      const uint8_t* w = p.weight + column * panel;
-      if (count == 3) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        for (int64_t s = 0; s < steps; ++s) {
-          const uint8_t* b = w + s * TILE_BYTES;
-          for (int line = 0; line < 16; ++line) {
-            const char* ahead = reinterpret_cast<const char*>(b + 3 * panel + line * 64);
-            _mm_prefetch(ahead, _MM_HINT_T0);
-            _mm_prefetch(ahead + panel, _MM_HINT_T0);
-            _mm_prefetch(ahead + 2 * panel, _MM_HINT_T0);
-          }
-          _tile_loadd(4, x + s * 64, stride);
-          _tile_loadd(5, b, 64);
-          _tile_loadd(6, b + panel, 64);
-          _tile_loadd(7, b + 2 * panel, 64);
-          COREAD_MULTIPLY(0, 4, 5);
-          COREAD_MULTIPLY(1, 4, 6);
-          COREAD_MULTIPLY(2, 4, 7);
+inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
+                         int64_t first, int64_t last) {
+  const int64_t steps = p.steps(), stride = p.in * (EIGHT ? 1 : 2), panel = steps * TILE_BYTES;
+  alignas(64) int32_t sums[3][TILE * TILE];
+  for (int64_t column = first; column < last; column += 3) {
+    const int64_t count = last - column < 3 ? last - column : 3;
+    const uint8_t* w = p.weight + column * panel;
+    if (count == 3) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      for (int64_t s = 0; s < steps; ++s) {
+        const uint8_t* b = w + s * TILE_BYTES;
+        for (int line = 0; line < 16; ++line) {
+          const char* ahead = reinterpret_cast<const char*>(b + 3 * panel + line * 64);
+          _mm_prefetch(ahead, _MM_HINT_T0);
+          _mm_prefetch(ahead + panel, _MM_HINT_T0);
+          _mm_prefetch(ahead + 2 * panel, _MM_HINT_T0);
         }
-        _tile_stored(0, sums[0], 64);
-        _tile_stored(1, sums[1], 64);
-        _tile_stored(2, sums[2], 64);
-      } else {
-        for (int64_t c = 0; c < count; ++c) {
-          _tile_zero(0);
-          for (int64_t s = 0; s < steps; ++s) {
-            _tile_loadd(4, x + s * 64, stride);
-            _tile_loadd(5, w + c * panel + s * TILE_BYTES, 64);
-            COREAD_MULTIPLY(0, 4, 5);
-          }
-          _tile_stored(0, sums[c], 64);
-        }
+        _tile_loadd(4, x + s * 64, stride);
+        _tile_loadd(5, b, 64);
+        _tile_loadd(6, b + panel, 64);
+        _tile_loadd(7, b + 2 * panel, 64);
+        COREAD_MULTIPLY(0, 4, 5);
+        COREAD_MULTIPLY(1, 4, 6);
+        COREAD_MULTIPLY(2, 4, 7);
       }
-      for (int64_t c = 0; c < count; ++c) give(p, sums[c], 0, rows, (column + c) * TILE, row_scale, out);
+      _tile_stored(0, sums[0], 64);
+      _tile_stored(1, sums[1], 64);
+      _tile_stored(2, sums[2], 64);
+    } else {
+      for (int64_t c = 0; c < count; ++c) {
+        _tile_zero(0);
+        for (int64_t s = 0; s < steps; ++s) {
+          _tile_loadd(4, x + s * 64, stride);
+          _tile_loadd(5, w + c * panel + s * TILE_BYTES, 64);
+          COREAD_MULTIPLY(0, 4, 5);
+        }
+        _tile_stored(0, sums[c], 64);
+      }
     }
-    return;
+    for (int64_t c = 0; c < count; ++c) give(p, sums[c], 0, rows, (column + c) * TILE, row_scale, out);
   }
-  const int64_t pairs = (tiles + 1) / 2, blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-#pragma omp for schedule(dynamic, 2)
-  for (int64_t unit = 0; unit < pairs * blocks; ++unit) {
-    const int64_t column = unit % pairs * 2, first = unit / pairs * ROW_BLOCK;
-    const int64_t last = first + ROW_BLOCK < rows ? first + ROW_BLOCK : rows;
-    const bool wide = column + 1 < tiles;
+}
+
+// Rows `top .. bottom - 1` by the tile columns `first .. last - 1`.
+template <bool EIGHT, class Out>
+inline void multiply_many(const Product& p, const uint8_t* x, const float* row_scale, const Out& out, int64_t top,
+                          int64_t bottom, int64_t first, int64_t last) {
+  const int64_t steps = p.steps(), stride = p.in * (EIGHT ? 1 : 2), panel = steps * TILE_BYTES;
+  alignas(64) int32_t sums[4][TILE * TILE];
+  for (int64_t column = first; column < last; column += 2) {
+    const bool wide = column + 1 < last;
     const uint8_t *w0 = p.weight + column * panel, *w1 = wide ? w0 + panel : w0;
-    for (int64_t row = first; row < last; row += 2 * TILE) {
-      const bool tall = row + TILE < last;
+    for (int64_t row = top; row < bottom; row += 2 * TILE) {
+      const bool tall = row + TILE < bottom;
       const uint8_t *x0 = x + row * stride, *x1 = tall ? x0 + TILE * stride : x0;
       _tile_zero(0);
       _tile_zero(1);
@@ -153,21 +160,36 @@ inline void multiply_as(const Product& p, const void* x_, int64_t rows, const fl
       _tile_stored(2, sums[2], 64);
       _tile_stored(3, sums[3], 64);
       for (int i = 0; i < (tall ? 2 : 1); ++i) {
-        const int64_t top = row + i * TILE, count = last - top < TILE ? last - top : TILE;
+        const int64_t at = row + i * TILE, count = bottom - at < TILE ? bottom - at : TILE;
         for (int c = 0; c < (wide ? 2 : 1); ++c)
-          give(p, sums[2 * i + c], top, count, (column + c) * TILE, row_scale, out);
+          give(p, sums[2 * i + c], at, count, (column + c) * TILE, row_scale, out);
       }
     }
   }
 }
 #undef COREAD_MULTIPLY
 
+template <bool EIGHT, class Out>
+inline void multiply_as(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
+                        int64_t unit) {
+  const int64_t tiles = p.out / TILE;
+  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
+  if (rows <= TILE)
+    return multiply_few<EIGHT>(p, x, rows, row_scale, out, unit * FEW_COLUMNS, least((unit + 1) * FEW_COLUMNS, tiles));
+  const int64_t across = (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS;
+  const int64_t first = unit % across * MANY_COLUMNS, top = unit / across * ROW_BLOCK;
+  multiply_many<EIGHT>(p, x, row_scale, out, top, least(top + ROW_BLOCK, rows), first, least(first + MANY_COLUMNS, tiles));
+}
+
+// One of `units_of(p, rows)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 without gaps,
+// readable up to the next multiple of 32 rows.
 template <class Out>
-inline void multiply(const Product& p, const void* x, int64_t rows, const float* row_scale, const Out& out) {
+inline void multiply(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
+                     int64_t unit) {
   if (p.eight)
-    multiply_as<true>(p, x, rows, row_scale, out);
+    multiply_as<true>(p, x, rows, row_scale, out, unit);
   else
-    multiply_as<false>(p, x, rows, row_scale, out);
+    multiply_as<false>(p, x, rows, row_scale, out, unit);
 }
 
 // A weight [out, in] without gaps, int8 (`item` 1) or bfloat16 (2), into tiles.

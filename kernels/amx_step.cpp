@@ -4,12 +4,12 @@
 //
 // `[…]` are products (amx_products.h), `attend` are passes (amx_attention.h): every stretch of the pool is read once for
 // all rows that see it, shared document and own tail alike, and a row's partial results are merged by their log-sum-exp
-// (Dao et al. 2022). One parallel region for the whole step: between two operations stands a barrier, no new region,
-// and nothing of Python.
-
-#include "amx_products.h"
+// (Dao et al. 2022). Nothing of Python runs in between, and no thread waits for one that has taken no work (amx_team.h).
 
 #include <vector>
+
+#include "amx_products.h"
+#include "amx_team.h"
 
 namespace {
 
@@ -65,6 +65,7 @@ struct Unit {  // of attention: some rows of one pass for one KV head
 };
 
 constexpr int64_t PART_TILES = 8;
+constexpr int64_t ROWS = 4;  // of a unit of the operations between two products
 
 inline float wide(uint16_t bits) {
   uint32_t x = uint32_t(bits) << 16;
@@ -163,6 +164,7 @@ class Step {
     head_ready.scale = space.take<float>(b.wanted_count + 32);
     rows = space.take<float>(int64_t(threads) * (widest + 16));
     row_stride = widest + 16;
+    for (int worker = 0; worker < threads; ++worker) scratch.push_back(space.take<Scratch>(1));
     query.resize(b.groups), lse.resize(b.passes), out.resize(b.passes);
     for (int64_t g = 0; g < b.groups; ++g) {
       const int64_t asked = b.group[g].rows * group_size;
@@ -183,60 +185,70 @@ class Step {
   int64_t needed;
 
   int run() {
-    int failed = 0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    use_tiles();
     {
-      Scratch* scratch = static_cast<Scratch*>(std::aligned_alloc(64, sizeof(Scratch)));
-      bool good = scratch != nullptr;
-      use_tiles();
-      float* row = rows + omp_get_thread_num() * row_stride;
-      for (int64_t layer = 0; layer < m.layers; ++layer) good = compute(layer, row, scratch, good);
+      Team::Hold team(threads);
+      hold = &team;
+      for (int64_t layer = 0; layer < m.layers; ++layer) compute(layer);
       finish();
-      _tile_release();
-      if (!good) {
-#pragma omp atomic write
-        failed = 1;
-      }
-      std::free(scratch);
     }
-    return failed;
+    _tile_release();
+    return failed.load() ? 1 : 0;
   }
 
  private:
   static int64_t std_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-  bool compute(int64_t layer, float* row, Scratch* scratch, bool good) {
-    const Layer& l = m.layer[layer];
-    norm_all(l.norm_attention, l.qkv.eight, row);
-    multiply(l.qkv, ready.values, b.tokens, ready.scale, ToBfloat16{qkv, l.qkv.out});
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b.tokens; ++t) place(layer, t, l.qkv.out);
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t unit = 0; unit < int64_t(units.size()); ++unit)
-      if (good) good = attend_unit(layer, units[unit], *scratch);
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b.tokens; ++t) {
-      merge(t, row);
-      make_ready(row, m.q_heads * m.head_dim, ready, t, l.o.eight);
-    }
-    multiply(l.o, ready.values, b.tokens, ready.scale, AddToFloat32{b.hidden, m.width});
-    norm_all(l.norm_mlp, l.gate_up.eight, row);
-    multiply(l.gate_up, ready.values, b.tokens, ready.scale, ToBfloat16{gate_up, 2 * m.inner});
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b.tokens; ++t) {
-      gate(t, row);
-      make_ready(row, m.inner, ready, t, l.down.eight);
-    }
-    multiply(l.down, ready.values, b.tokens, ready.scale, AddToFloat32{b.hidden, m.width});
-    return good;
+  // Every unit of an operation; `each(unit, worker)` in any order, on any thread.
+  template <class Each>
+  void all(int64_t units, Each each) {
+    hold->run(units, [](void* it, int64_t unit, int worker) { (*static_cast<Each*>(it))(unit, worker); }, &each);
   }
 
-  void norm_all(const float* weight, bool eight, float* row) {
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b.tokens; ++t) {
+  // The same for rows: `each(t, row)` with scratch memory for one row.
+  template <class Each>
+  void each_row(int64_t count, Each each) {
+    all((count + ROWS - 1) / ROWS, [&](int64_t unit, int worker) {
+      const int64_t end = std_min((unit + 1) * ROWS, count);
+      for (int64_t t = unit * ROWS; t < end; ++t) each(t, rows + worker * row_stride);
+    });
+  }
+
+  template <class Out>
+  void product(const Product& p, const Ready& x, int64_t count, const Out& out) {
+    if (count == 0) return;
+    all(units_of(p, count), [&](int64_t unit, int) { multiply(p, x.values, count, x.scale, out, unit); });
+  }
+
+  static int64_t std_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+  void compute(int64_t layer) {
+    const Layer& l = m.layer[layer];
+    norm_all(l.norm_attention, l.qkv.eight);
+    product(l.qkv, ready, b.tokens, ToBfloat16{qkv, l.qkv.out});
+    each_row(b.tokens, [&](int64_t t, float*) { place(layer, t, l.qkv.out); });
+    all(int64_t(units.size()), [&](int64_t unit, int worker) {
+      if (!attend_unit(layer, units[unit], *scratch[worker])) failed.store(true, std::memory_order_relaxed);
+    });
+    each_row(b.tokens, [&](int64_t t, float* row) {
+      merge(t, row);
+      make_ready(row, m.q_heads * m.head_dim, ready, t, l.o.eight);
+    });
+    product(l.o, ready, b.tokens, AddToFloat32{b.hidden, m.width});
+    norm_all(l.norm_mlp, l.gate_up.eight);
+    product(l.gate_up, ready, b.tokens, ToBfloat16{gate_up, 2 * m.inner});
+    each_row(b.tokens, [&](int64_t t, float* row) {
+      gate(t, row);
+      make_ready(row, m.inner, ready, t, l.down.eight);
+    });
+    product(l.down, ready, b.tokens, AddToFloat32{b.hidden, m.width});
+  }
+
+  void norm_all(const float* weight, bool eight) {
+    each_row(b.tokens, [&](int64_t t, float* row) {
       norm_row(b.hidden + t * m.width, weight, m.width, m.eps, row);
       make_ready(row, m.width, ready, t, eight);
-    }
+    });
   }
 
   // Row `t`: q into every group that it stands in, k and v into the pool.
@@ -315,13 +327,13 @@ class Step {
   }
 
   void finish() {
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b.tokens; ++t) norm_row(b.hidden + t * m.width, m.norm, m.width, m.eps, b.last + t * m.width);
-    if (b.wanted_count == 0) return;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < b.wanted_count; ++i)
+    each_row(b.tokens, [&](int64_t t, float*) {
+      norm_row(b.hidden + t * m.width, m.norm, m.width, m.eps, b.last + t * m.width);
+    });
+    each_row(b.wanted_count, [&](int64_t i, float*) {
       make_ready(b.last + b.wanted[i] * m.width, m.width, head_ready, i, m.head.eight);
-    multiply(m.head, head_ready.values, b.wanted_count, head_ready.scale, ToFloat32{b.logits, m.head.out});
+    });
+    product(m.head, head_ready, b.wanted_count, ToFloat32{b.logits, m.head.out});
   }
 
   const Model& m;
@@ -336,6 +348,9 @@ class Step {
   std::vector<float*> lse, out;
   std::vector<int64_t> group_of;
   std::vector<Unit> units;
+  std::vector<Scratch*> scratch;  // of each worker
+  std::atomic<bool> failed{false};
+  Team::Hold* hold = nullptr;
 };
 
 }  // namespace
@@ -352,7 +367,7 @@ int64_t coread_step_bytes(const Model* model, const Batch* batch, const Pool* po
   return Step(*model, *batch, *pool, nullptr, threads).needed;
 }
 
-// Returns 0, or 1 where memory was short: the step's results mean nothing then.
+// Returns 0, or 1 where memory was short: the step's results mean nothing then. `threads` >= 1, the caller's included.
 int coread_step(const Model* model, const Batch* batch, const Pool* pool, void* memory, int threads) {
   return Step(*model, *batch, *pool, static_cast<uint8_t*>(memory), threads).run();
 }

@@ -13,6 +13,7 @@ scratch memory.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int64, c_void_p
 from dataclasses import dataclass
@@ -291,6 +292,7 @@ class _Functions:
     step: Any
 
 
+@functools.cache
 def _functions() -> _Functions:
     loaded = amx.library()
     if loaded is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import accelerate as module
+from engine import matrix_choice
 from engine.accelerate import accelerate, release
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, FastLlama
@@ -235,12 +236,49 @@ def test_biases_of_q_k_and_v() -> None:
     _close(got.logits, _right(exact, some_tokens(30)), "packed")
 
 
+def test_the_number_of_threads_moves_no_bit() -> None:
+    """Many operations in a row with helpers coming and going: one that takes a unit of another operation, or
+    a unit twice, shows here."""
+    model, _ = MODELS["int8"]
+    paged = Paged(model, TorchBackend("cpu"), 16, blocks=200)
+    tables = [paged.take(60) for _ in range(20)]
+    for key, table in enumerate(tables):
+        paged.runner.step([paged.row(some_tokens(50, key), 0, table)])
+    rows = [paged.row([7], 50, table, key=key) for key, table in enumerate(tables)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        want = paged.runner.forward(rows, np.arange(20))[0].logits
+        for turn in range(60):
+            torch.set_num_threads(1 + turn % 4)
+            assert torch.equal(paged.runner.forward(rows, np.arange(20))[0].logits, want)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_two_steps_at_once_both_come_out_right() -> None:
+    """Two engines of one process: the helpers serve one of them, the other works alone."""
+    model, _ = MODELS["packed"]
+    others = [_model("packed")[0] for _ in range(2)]
+    text = some_tokens(200)
+
+    def logits(loaded: LoadedModel) -> torch.Tensor:
+        paged = Paged(loaded, TorchBackend("cpu"), 16)
+        return paged.runner.forward([paged.row(text, 0, paged.take(200))], np.arange(200))[0].logits
+
+    want = logits(model)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            for got in pool.map(logits, others):
+                assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("faster", ["matrix", "fused"])
 def test_the_faster_decoder_is_taken_and_remembered(
     faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [[2.0, 2.0, 2.0], [1.0, 1.0, 2.5]]
-    monkeypatch.setattr(module, "step_times", lambda *a: times if faster == "matrix" else times[::-1])
+    monkeypatch.setattr(matrix_choice, "step_times", lambda *a: times if faster == "matrix" else times[::-1])
     backend = TorchBackend("cpu")
 
     def half() -> LoadedModel:
