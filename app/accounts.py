@@ -87,7 +87,10 @@ class Accounts:
         self._throttle = Throttle()
         self._accounts: dict[str, Account] = {}
         self._sessions: dict[bytes, Session] = {}
-        self._setup_token = os.environ.get("COREAD_SETUP_TOKEN") or secrets.token_urlsafe(24)
+        chosen = os.environ.get("COREAD_SETUP_TOKEN")
+        self._setup_token = chosen or secrets.token_urlsafe(24)
+        #: Whether whoever runs the server chose the token: then no log shows it.
+        self.setup_token_chosen = bool(chosen)
 
     async def open(self) -> None:
         """Read accounts and sessions; sessions that ended meanwhile are removed."""
@@ -206,7 +209,10 @@ class Accounts:
         self._throttle.attempt("\0set-up", address)
         expected = self.setup_token
         if expected is None or not hmac.compare_digest(token.strip().encode(), expected.encode()):
-            raise NotAllowed("The set-up token is wrong; the server's log shows it at start.")
+            raise NotAllowed(
+                "The set-up token is wrong; it is COREAD_SETUP_TOKEN's where that is set, else the server's "
+                "log shows it at start."
+            )
         return await self.create(name, password, "administrator", first=True)
 
     async def create(self, name: str, password: str, role: Role, *, first: bool = False) -> Account:

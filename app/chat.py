@@ -31,6 +31,7 @@ from app.receipts import PrefillRate, receipt_json
 from app.refusal import CLOSEST, refusal
 from app.settings import Settings
 from app.store import Conversation, Message, Reference, Store
+from app.text import whole
 from app.turn import Turn, beats, reading_words, waiting_words
 from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
@@ -84,7 +85,7 @@ class Chat:
 
     def check_question(self, question: str) -> str:
         """The question without surrounding blanks; raises `QuestionRefused` for an empty or over-long one."""
-        stripped = question.strip() if isinstance(question, str) else ""
+        stripped = whole(question).strip() if isinstance(question, str) else ""
         if not stripped:
             raise QuestionRefused(phrase("refused.empty"))
         limit = self._settings.max_question_chars

@@ -110,6 +110,8 @@ def markdown(exported: dict[str, Any]) -> str:
         parts += [f"## {who}", render.answer(message["text"].strip())]
         if message["status"] != "complete":
             parts.append(f"*({message['status']})*")
+        if limit := (message["receipt"] or {}).get("length_limit"):
+            parts.append(f"*(ended at the length limit of {limit:,} tokens)*")
         parts += [_citation(source) for source in message["sources"]]
     return "\n\n".join(parts) + "\n"
 

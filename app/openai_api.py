@@ -270,6 +270,12 @@ class _Api:
         talk = [m for m in body.messages if m.role in ("user", "assistant")]
         if not talk or talk[-1].role != "user" or not talk[-1].content.strip():
             raise QuestionRefused(f"The last message to {SEARCHING_MODEL} must be a question from the user.")
+        limit, sent = self._runtime.settings.max_question_chars, len(talk[-1].content.strip())
+        if sent > limit:
+            raise ApiRefusal(
+                f"The question (the last message) has {sent:,} characters; at most {limit:,} are taken.",
+                code="invalid_question", param="messages",
+            )  # fmt: skip
         turns = [Turn("user" if m.role == "user" else "assistant", m.content) for m in talk]
         if system.strip():
             first = next(i for i, turn in enumerate(turns) if turn.role == "user")

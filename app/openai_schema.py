@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from app.errors import AppError
+from app.text import broken
 from engine.types import SamplingParams
 
 #: Fields that would change the answer and that Coread does not have. Sent with a value, they are refused:
@@ -98,6 +99,17 @@ class ChatRequest(BaseModel):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     ignore_eos: bool = False
     user: str | None = Field(None, max_length=512)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _characters(cls, sent: Any) -> Any:
+        """Raises `ApiRefusal`: pydantic would say it of the whole message, and a tokenizer fails on it."""
+        if (where := broken(sent)) is not None:
+            raise ApiRefusal(
+                f"{where[:200]}: half of a surrogate pair (U+D800 to U+DFFF alone) is no character.",
+                code="invalid_value", param=where[:200],
+            )  # fmt: skip
+        return sent
 
     def refuse_unsupported(self) -> None:
         """Raise `ApiRefusal` for a field that would change the answer and that Coread does not have."""

@@ -276,9 +276,8 @@ class Runtime:
         self._accounts = self.access.sessions = accounts
         self._keys = self.access.keys = keys
         if not self.settings.open_to_all and accounts.setup_token is not None:
-            log.warning(
-                "There is no administrator yet: open /set-up and give the token %s", accounts.setup_token
-            )
+            shown = "of COREAD_SETUP_TOKEN" if accounts.setup_token_chosen else accounts.setup_token
+            log.warning("There is no administrator yet: open /set-up and give the token %s", shown)
 
     async def _read_suggested(self, knowledge: Knowledge, documents: list[str]) -> None:
         """Wait for what the page's suggested questions are answered from, so that a click on one at once is

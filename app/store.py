@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 from app.errors import CommentRefused, NotFoundHere, QuotaRefused, TitleRefused
 from app.pages.words import phrase
 from app.principal import Principal
+from app.text import one_line
 from rag.database import Database, Migration
 
 T = TypeVar("T")
@@ -262,7 +263,7 @@ class Store:
 
     async def rename(self, principal: Principal, id: str, title: str) -> str:
         """Give a conversation a title; what was stored. Raises `TitleRefused` for an empty or long one."""
-        line = " ".join(title.split())
+        line = one_line(title)
         if not 0 < len(line) <= MAX_TITLE:
             raise TitleRefused(
                 f"The title has {len(line):,} characters; it needs at least 1 and at most {MAX_TITLE}."
@@ -512,7 +513,7 @@ def _unpack(packed: str | None) -> Ranking | None:
 
 
 def _title(text: str) -> str:
-    line = " ".join(text.split())
+    line = one_line(text)
     return line if len(line) <= 60 else line[:59].rstrip() + "…"
 
 

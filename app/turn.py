@@ -85,6 +85,8 @@ class Turn:
         if self.cut is not None:
             self.text, self.tokens = self.text[: self.cut], []
             self.status = "complete" if not self.stopped else "stopped"
+        elif done.reason == "length":
+            self.receipt = {**receipt, "length_limit": len(done.tokens)}
 
 
 async def beats(events: AsyncIterator[T], every_s: float) -> AsyncGenerator[T | None, None]:

@@ -17,6 +17,7 @@ from app.pages.words import Words
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Conversation
+from app.text import one_line
 
 #: Pages whose state is remembered; the ones that were used longest ago are forgotten.
 _MAX_SCREENS = 10_000
@@ -78,7 +79,7 @@ class ConversationHandlers:
         """The list, all of it or (the search box is left alone) what matches `query`, and the title of the
         conversation on screen."""
         listed = await self._runtime.store.conversations(principal, query=query or "")
-        choices = [(talk.title or w("chat.untitled"), talk.id) for talk in listed]
+        choices = [(one_line(talk.title) or w("chat.untitled"), talk.id) for talk in listed]
         searching = bool(query and query.strip())
         ids = {talk.id for talk in listed}
         out: dict[str, Any] = {

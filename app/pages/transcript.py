@@ -111,6 +111,8 @@ def answer_entries(
     said = w("answer.refused") if is_refusal(message) else message.text
     text = render.answer(said) if said.strip() else f"*{w('answer.nothing')}*"
     extra = [f"*{w('answer.' + message.status)}*"] if message.status in ("stopped", "failed") else []
+    if message.receipt is not None and (limit := message.receipt.get("length_limit")):
+        extra.append(f"*{w('answer.length', n=limit)}*")
     extra += [" ".join(_chip(source, message.id, w) for source in sources)] if sources else []
     extra.append(_tools(message, w))
     if branch is not None and (switcher := branch.switcher(w)):

@@ -137,6 +137,10 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     ),
     "answer.nothing": ("No text was written.", "沒有寫出任何文字。"),
     "answer.stopped": ("Stopped before the end.", "在完成之前停止了。"),
+    "answer.length": (
+        "Ended at the length limit of {n:,} token.|Ended at the length limit of {n:,} tokens.",
+        "答案達到 {n:,} 個 token 的長度上限，就此結束。",
+    ),
     "answer.failed": ("This answer could not be finished.", "這個答案沒能完成。"),
     "answer.passage_now": ("Best passage found, while the answer is being written:", "答案撰寫中，先看找到的最佳段落："),
     "answer.edit": ("Edit", "編輯"),

@@ -106,7 +106,12 @@ async def test_the_token_may_come_from_the_environment(
     monkeypatch.setenv("COREAD_SETUP_TOKEN", "chosen-beforehand")
     made = Accounts(database, "s")
     assert made.setup_token == "chosen-beforehand"
+    assert made.setup_token_chosen
     made.close()
+    monkeypatch.delenv("COREAD_SETUP_TOKEN")
+    of_our_own = Accounts(database, "s")
+    assert not of_our_own.setup_token_chosen
+    of_our_own.close()
 
 
 async def test_signing_in_is_a_principal_until_it_is_revoked(accounts: Accounts) -> None:

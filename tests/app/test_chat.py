@@ -13,7 +13,7 @@ from app.chat import Invitation
 from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.live import HEARTBEAT_S
 from app.pages import transcript
-from app.pages.words import Words
+from app.pages.words import ENGLISH, Words
 from app.principal import OWNER, Principal
 from app.refusal import CLOSEST, is_refusal, refusal
 from app.runtime import Runtime
@@ -149,6 +149,19 @@ async def test_a_model_that_loops_is_stopped(runtime: Runtime, engine: FakeEngin
     await ask(runtime, ANN, "Go on?", talk)
     assert "It is a bakery." not in prompt_of(engine)
     assert QUESTION not in prompt_of(engine)
+
+
+async def test_an_answer_cut_by_its_length_says_so(runtime: Runtime, engine: FakeEngine) -> None:
+    *before, done = says("It opens at")
+    assert isinstance(done, Done)
+    engine.script = [*before, replace(done, reason="length")]
+    cut = (await ask(runtime, ANN))[1].message
+    assert cut.status == "complete"
+    shown = transcript.answer_entries(cut, (), ENGLISH)[0]["content"]
+    assert "Ended at the length limit of 11 tokens." in shown
+    assert "11 個 token 的長度上限" in transcript.answer_entries(cut, (), Words("zh-Hant"))[0]["content"]
+    engine.script = says("It opens at six.")
+    assert "length" not in str(transcript.answer_entries((await ask(runtime, ANN))[1].message, (), ENGLISH))
 
 
 async def test_a_wrong_answer_is_not_in_the_next_prompt_but_its_question_is_searched_with(

@@ -405,3 +405,37 @@ async def test_the_length_of_an_answer_whose_client_names_none(
     """`COREAD_ANSWER_TOKENS` (64 here) for the model that answers as the page does."""
     await client.post(URL, json=body(model=model))
     assert engine.requests[0].sampling.max_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"messages": [*HI, {"role": "user", "content": "a \ud800 b"}]}, "messages.1.content"),
+        ({"messages": [{"role": "system", "content": [{"type": "text", "text": "\udfff"}]}, *HI]},
+         "messages.0.content.0.text"),
+        ({"stop": ["a", "\ud83d"]}, "stop.1"),
+    ],
+)  # fmt: skip
+async def test_half_a_character_is_refused_by_name(
+    client: httpx.AsyncClient, more: dict[str, Any], param: str
+) -> None:
+    sent = json.dumps(body(**more)).encode()
+    response = await client.post(URL, content=sent, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert "surrogate" in response.json()["error"]["message"]
+    whole = json.dumps(body(messages=[{"role": "user", "content": "a \U0001f642 b"}])).encode()
+    assert b"\\ud83d" in whole
+    assert (await client.post(URL, content=whole, headers={"content-type": "application/json"})).is_success
+
+
+async def test_the_searching_models_question_has_the_pages_limit(
+    client: httpx.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "settings", runtime.settings.model_copy(update={"max_question_chars": 5}))
+    error = await client.post(URL, json=body(model="coread", messages=[{"role": "user", "content": "x" * 6}]))
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == "messages"
+    assert "has 6 characters; at most 5 are taken" in error.json()["error"]["message"]
+    assert (await client.post(URL, json=body(model="coread"))).is_success
+    assert (await client.post(URL, json=body(messages=[{"role": "user", "content": "x" * 6}]))).is_success
