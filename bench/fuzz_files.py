@@ -168,13 +168,15 @@ def _ready_faults(library: Library, id: str, case: Case) -> list[str]:
     starts = [*(section.start for section in document.sections), len(document.text)]
     if ends != starts:
         faults.append("sections do not cover the text")
-    if left := _unheld(library, id, document.text):
+    if left := _unheld(library, id, document.text, [section.title for section in document.sections]):
         faults.append(f"{left:,} characters that no passage holds")
     return faults
 
 
-def _unheld(library: Library, id: str, text: str) -> int:
-    """Characters of the text, blanks left out, that no search could return."""
+def _unheld(library: Library, id: str, text: str, titles: list[str]) -> int:
+    """Characters of the text, blanks left out, that no search could find: they stand in no passage, and not as
+    the heading of sections below, which is searched with each of their passages."""
+    above = {part for title in titles for part in title.split(" › ")[:-1]}
     spans = library.database.read_sync(
         lambda c: c.execute(
             "SELECT p.start, p.stop FROM passages p JOIN documents d ON d.key = p.document WHERE d.id = ? "
@@ -184,7 +186,8 @@ def _unheld(library: Library, id: str, text: str) -> int:
     )
     left, held = 0, 0
     for start, stop in [*spans, (len(text), len(text))]:
-        left += len("".join(text[held:start].split()))
+        lines = text[held:start].splitlines() if start > held else []
+        left += sum(len("".join(line.split())) for line in lines if line.strip("# \t") not in above)
         held = max(held, stop)
     return left
 

@@ -29,6 +29,8 @@ _LINE = re.compile(r"\n\s*")
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？｡])[」』”’）]*\s*")
 _WORD = re.compile(r"\s+")
 _FENCE = re.compile(r"^(```|~~~)[^\n]*\n.*?(?:^\1[ \t]*$|\Z)", re.M | re.S)
+#: What `split_sections` puts behind a title.
+_PART = re.compile(r" \(part \d+\)\Z")
 _TABLE = re.compile(r"(?:^[ \t]*\|[^\n]*\|[ \t]*(?:\n|\Z)){2,}", re.M)
 
 
@@ -75,6 +77,8 @@ def split_passages(
     for index, section in enumerate(sections):
         prefix = _prefix(parsed.title, section.title, measure)
         budget = max_tokens - _SPECIAL_TOKENS - len(measure.spans(prefix))
+        if _heading_only(parsed.text, section) and _has_below(sections, index):
+            continue  # its words stand before every passage of the sections below it
         for cut in _cut(parsed.text, section, ruler, budget):
             for start, end in _fit(parsed.text, *cut, measure, budget):
                 text = parsed.text[start:end]
@@ -100,11 +104,14 @@ def lead(title: str, section: str) -> str:
     return section if section == title or section.startswith(f"{title} › ") else f"{title} › {section}"
 
 
+def heading_over(title: str, section: str) -> str:
+    """`lead` in the document's own words: without the number of a part that a long section was cut into."""
+    return lead(title, _PART.sub("", section))
+
+
 def _cut(text: str, section: Section, ruler: Ruler, budget: int) -> Iterator[tuple[int, int]]:
     """Ranges of about equal size that hold at most `budget` tokens, cut at the best joints."""
     start, end = _strip(text, section.start, section.end)
-    if _heading_only(text, start, end):
-        return
     joints = _joints(text, start, end)
     while start < end:
         total = ruler.tokens(start, end)
@@ -187,9 +194,14 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
     return start, end
 
 
-def _heading_only(text: str, start: int, end: int) -> bool:
-    """True for a heading with nothing under it: its words are in the title of every section below it."""
-    return re.fullmatch(r"#{1,6}[^\n]*", text[start:end]) is not None
+def _heading_only(text: str, section: Section) -> bool:
+    """True for a heading with no text of its own."""
+    return re.fullmatch(r"#{1,6}[^\n]*", text[section.start : section.end].strip()) is not None
+
+
+def _has_below(sections: Sequence[Section], index: int) -> bool:
+    """True where sections follow that have this one's heading in their titles."""
+    return index + 1 < len(sections) and sections[index + 1].level > sections[index].level
 
 
 def _section_cuts(text: str, section: Section, limit: int) -> list[int]:

@@ -42,9 +42,15 @@ def test_passages_are_exact_fit_and_lose_nothing(text: str) -> None:
         covered[passage.start : passage.end] = [True] * (passage.end - passage.start)
     starts = [p.start for p in passages]
     assert starts == sorted(starts)
-    # All that may be left out is white space, and headings with nothing under them.
+    # All that may be left out is white space, and headings that sections below have in their titles.
     lost = "".join(c for c, kept in zip(stored, covered, strict=True) if not kept)
     assert set(lost) <= set("# \n\tHeadSub") or not passages
+
+
+def test_a_heading_without_text_is_left_out_only_where_sections_below_name_it() -> None:
+    _, passages = passages_of("# Ferry\n\n## Crew\n\nQuill.\n\n## Lost and found: ask Ines\n\n# Call 4711\n")
+    assert [p.text for p in passages] == ["## Crew\n\nQuill.", "## Lost and found: ask Ines", "# Call 4711"]
+    assert passages[0].embedding_text.startswith("Ferry › Crew")
 
 
 def test_cuts_fall_between_paragraphs_then_sentences() -> None:
