@@ -174,8 +174,8 @@ def _ready_faults(library: Library, id: str, case: Case) -> list[str]:
 
 
 def _unheld(library: Library, id: str, text: str, titles: list[str]) -> int:
-    """Characters of the text, blanks left out, that no search could find: they stand in no passage, and not as
-    the heading of sections below, which is searched with each of their passages."""
+    """Characters of the text, blanks left out, that no search could find: they stand in no passage, and not
+    as the heading of sections below, which is searched with each of their passages."""
     above = {part for title in titles for part in title.split(" › ")[:-1]}
     spans = library.database.read_sync(
         lambda c: c.execute(
