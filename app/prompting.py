@@ -27,6 +27,7 @@ from rag.cite import attribute
 from rag.order import CANDIDATES, needed
 from rag.prompt import Prompt, PromptDocument, PromptLayout, PromptSegment, Turn
 from rag.rerank import LEG as RERANKED
+from rag.split import heading_over
 from rag.types import DocumentText, Hit
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Placed:
     #: For `rag.cite`, which calls what it compares passages.
     passage_id: int
     found: Ranking | None = None
+    #: Where the sections in it begin, each with the document's title and the headings over it.
+    headings: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +222,12 @@ class Prompter:
         by_key = {(s.document_id, s.part): s for s in [*wanted, *spare]}
         standing: list[tuple[Zone, PromptDocument]] = [("front", d) for d in prompt.documents]
         standing += [("appended", d) for d in prompt.appended]
-        placed = [Placed(by_key[d.key], zone, d.text, n, found.get(by_key[d.key]))
-                  for n, (zone, d) in enumerate(standing)]  # fmt: skip
+        placed = [
+            Placed(
+                by_key[d.key], zone, d.text, n, found.get(by_key[d.key]), _headings(by_key[d.key], texts)
+            )
+            for n, (zone, d) in enumerate(standing)
+        ]  # fmt: skip
         return Built(tuple(engine_segment(s) for s in prompt.segments), tuple(placed), tuple(notes))
 
     def _needed(self, found: dict[Span, Ranking]) -> list[Span]:
@@ -371,6 +378,18 @@ def _document(span: Span, texts: dict[str, DocumentText | None], weight: float) 
         span.document_id, span.collection_id, document.title or document.name,
         document.text[span.start : span.stop], span.part, weight,
     )  # fmt: skip
+
+
+def _headings(span: Span, texts: dict[str, DocumentText | None]) -> tuple[tuple[int, str], ...]:
+    document = texts.get(span.document_id)
+    if document is None:
+        return ()
+    title = document.title or document.name
+    return tuple(
+        (max(section.start - span.start, 0), heading_over(title, section.title))
+        for section in document.sections
+        if section.start < span.stop and span.start < section.end
+    )
 
 
 def _spans_of(path: Sequence[Message]) -> list[Span]:

@@ -1,94 +1,57 @@
 """Which passage each sentence of an answer rests on, decided afterwards by the server, from the exact text
 that stood in the prompt.
 
-*verified*     every number, name and date of the sentence stands literally in the passage, most of its other
-               words do too, and both affirm or both deny
-*similar*      the words are largely the passage's, but a name is not literally there, or one of them denies
+*verified*     one place of the passage says it. A place is a sentence, a list item, or a row of a table with
+               its header; a sentence that begins with "It", "She", "These"… may be joined to the one before
+               it. At that place
+               - stands every number, name and date of the sentence, literally, and most of its other words
+                 (four fifths where it has no number, name or date). What the document's title or the
+                 headings over the place say counts as standing there;
+               - each number has the unit that the sentence gives it, and the words next to it in the
+                 sentence do not stand next to another number;
+               - nothing is borrowed: a word of the sentence that the section has, it has there too;
+               - both affirm or both deny.
+*similar*      the words are largely the passage's, but no one place says it like that
 *unsupported*  neither; and whatever names a number or a date that the passage does not have
 
 The rule is literal on purpose: it can be explained, and no wrong number is shown as anybody's for sounding
-right.
+right. A true sentence in other words is only *similar*. The question plays no part in it.
 """
 
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Protocol
 
-from rag.terms import STOP_WORDS, UNSPACED, terms
+from rag import places
+from rag.claims import NEGATION, facts, lacks, normal, sentences, stands_in, without_marks
+from rag.places import Place
+from rag.quantities import Token, agrees, tokens, words
+
+__all__ = ["Attribution", "Citable", "Verdict", "attribute", "best_source", "facts", "sentences"]
 
 Verdict = Literal["verified", "similar", "unsupported"]
 _VERIFIED_COVERAGE = 0.5
+_VERIFIED_COVERAGE_WITHOUT_FACTS = 0.8
 _SIMILAR_COVERAGE = 0.4
-
-_SENTENCE_END = re.compile(
-    r"(?<=[.!?…])[\"'”’)\]]*(?:\s+|\Z)|(?<=[。！？｡])[」』”’）]*\s*|\n\s*\n\s*|\n(?=\s*(?:[-*•]|\d+[.)])\s)"
-)
-# "Dr. Quill", "approx. 5", "J. Dow", "No. 4": a full stop that ends no sentence.
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|\b[A-Z])\.$", re.I
-)
-# A character of a word; numbers may touch the signs of scripts without spaces ("24个月").
-_IN_WORD = rf"[^\W{UNSPACED}]"
-_NUMBER = re.compile(
-    rf"(?<!{_IN_WORD})[^\W\d_{UNSPACED}]+-?\d(?:{_IN_WORD}|-)*"  # codes: V-17, CL450
-    rf"|(?<!{_IN_WORD})(?<![.,])[-+−]?\d+(?:[.,:]\d+)*"  # 12, 1,050.5, 14:30, and 46 of "46kWh"
-)
-_NAME = re.compile(r"\b[A-ZÀ-ÖØ-Þ][\w'’-]*")
-#: Words that merely begin a sentence. Any other capitalised word must stand in the passage.
-_OPENING_WORDS = """
-according additionally all also although answer based because both during each every first furthermore however
-instead many most no once only otherwise several since some therefore though thus under until usually while
-yes yet
-"""
-_OPENERS = frozenset(_OPENING_WORDS.split())
-_NEGATION = re.compile(
-    r"\b(?:not|no|never|none|neither|nor|without|cannot|nobody|nothing)\b|n['’]t\b|不|没|沒|未|ない|ません|않|없|아니",
-    re.I,
-)
-_NUMBER_WORDS = {
-    word: str(value)
-    for value, word in enumerate(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-        ]
-    )
-}
-#: Days and months, as far as one tells them from another word; longer and shorter forms are the same.
-_DATES = re.compile(
-    r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun|"
-    r"January|February|March|April|June|July|August|September|October|November|December|"
-    r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?)\b"
-)
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-#: What a list puts before its items, and what points at a source: no numbers of the sentence.
-_NO_CLAIM = re.compile(r"^\s*\d+[.)]\s+|\[\d+\]")
 
 
 class Citable(Protocol):
-    """A passage as it was sent to the model; `rag.types.Hit` is one."""
+    """A passage as it was sent to the model.
+
+    headings   (offset into the text, document's title and path of headings from there on), in order
+    """
 
     @property
     def passage_id(self) -> int: ...
     @property
     def text(self) -> str: ...
+    @property
+    def headings(self) -> Sequence[tuple[int, str]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +59,9 @@ class Attribution:
     """One sentence `answer[start:end]` and what it rests on.
 
     source              index into the passages, None for "unsupported"
-    source_start, _end  the best sentence of that passage, offsets into the passage's text
-    missing             facts of the sentence that do not stand in the passage (literally: a number may be
-                        there in another form)
+    source_start, _end  the best place of that passage, offsets into the passage's text
+    missing             facts of the sentence that do not stand in the passage or over it (literally: a number
+                        may be there in another form)
     """
 
     start: int
@@ -111,48 +74,9 @@ class Attribution:
     missing: tuple[str, ...] = ()
 
 
-def sentences(text: str) -> list[tuple[int, int]]:
-    """Ranges of the sentences and list items of a text, without the white space around them."""
-    cuts = [0]
-    for match in _SENTENCE_END.finditer(text):
-        if (
-            not _ABBREVIATION.search(text[cuts[-1] : match.start()].rstrip("\"'”’)]"))
-            or "\n" in match.group()
-        ):
-            cuts.append(match.end())
-    found: list[tuple[int, int]] = []
-    for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
-        part = text[start:end]
-        if part.strip():
-            lead = len(part) - len(part.lstrip())
-            found.append((start + lead, start + lead + len(part.strip())))
-    return found
-
-
-def facts(sentence: str) -> list[str]:
-    """The numbers, dates and names of a sentence, each as it is written.
-
-    Every capitalised word counts as a name, but for function words, so that none is missed; codes like
-    "V-17" count as numbers. Number words up to twelve are facts too. The number of a list item and "[1]" are
-    none.
-    """
-    sentence = _NO_CLAIM.sub(" ", sentence)
-    found: list[str] = [m.group() for m in _NUMBER.finditer(sentence)]
-    for match in _NAME.finditer(sentence):
-        bare = re.sub(r"['’]s$", "", match.group())
-        if bare.lower() not in STOP_WORDS and bare.lower() not in _OPENERS:
-            found.append(bare)
-    found += [
-        w
-        for w in re.findall(r"\b[a-z]+\b", sentence.lower())
-        if w in _NUMBER_WORDS and w not in ("one", "zero")
-    ]
-    return list(dict.fromkeys(found))
-
-
 def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
     """One attribution for each sentence of the answer, in order. Ties go to the earlier passage."""
-    prepared = [_Prepared(p.text) for p in passages]
+    prepared = [_Prepared(p.text, p.headings) for p in passages]
     weights = _weights(prepared)
     return [_best(answer, span, prepared, weights) for span in sentences(answer)]
 
@@ -165,20 +89,66 @@ def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
     spans = sentences(text)
     if not spans or not passages:
         return None
-    prepared = [_Prepared(p.text) for p in passages]
+    prepared = [_Prepared(p.text, p.headings) for p in passages]
     found = _best(text, spans[-1], prepared, _weights(prepared), finished=False)
     return found if found.source is not None else None
+
+
+class _Claim:
+    """A sentence with what every comparison needs of it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text = without_marks(text)
+        self.facts = facts(text)
+        self.words = set(words(text))
+        self.others = self.words.difference(*map(words, self.facts))
+        self.denies = bool(NEGATION.search(text))
+
+    @cached_property
+    def tokens(self) -> list[Token]:
+        return tokens(self.text)
 
 
 class _Prepared:
     """A passage with what every comparison needs of it."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.normal = _normal(text)
-        self.spans = sentences(text)
-        self.words = [Counter(_words(text[a:b])) for a, b in self.spans]
-        self.all = set().union(*self.words) if self.words else set()
+    def __init__(self, text: str, headings: Sequence[tuple[int, str]]) -> None:
+        self.places, tables = places.places(text, headings)
+        self.row = {place.start: (table, row) for table, rows in tables
+                    for place, (_, _, row) in zip(rows, table.rows, strict=True)}  # fmt: skip
+        self.normal = normal("\n".join([text, *(heading for _, heading in headings)]))
+        heads = set().union(*(words(heading) for _, heading in headings)) if headings else set()
+        self.all = heads.union(words(text))
+        self.sections: dict[int, frozenset[str]] = {}
+        for place in self.places:
+            known = self.sections.get(place.section, frozenset())
+            self.sections[place.section] = known | place.words
+
+    def says(self, claim: _Claim, index: int, weights: dict[str, float]) -> bool:
+        """Whether this one place says it, by itself or with the sentence that it refers to."""
+        place: Place | None = self.places[index]
+        if place is not None and place.start in self.row:
+            table, row = self.row[place.start]
+            said = table.said(row, claim.text)
+            place = replace(place, said=said) if said is not None else None
+        return any(
+            self._says(claim, one, weights)
+            for one in (place, places.antecedent(self.places, index))
+            if one is not None
+        )
+
+    def _says(self, claim: _Claim, place: Place, weights: dict[str, float]) -> bool:
+        if claim.denies != bool(NEGATION.search(place.said)):
+            return False
+        both = place.words | place.heading_words
+        needed = _VERIFIED_COVERAGE if claim.facts else _VERIFIED_COVERAGE_WITHOUT_FACTS
+        if claim.others and _covered(claim.others, both, weights) < needed:
+            return False
+        if not all(stands_in(f, place.normal) or stands_in(f, place.normal_heading) for f in claim.facts):
+            return False
+        if places.borrowed(claim.words, place, self.sections[place.section]):
+            return False
+        return agrees(claim.tokens, place.tokens, place.heading_tokens, place.words)
 
 
 def _best(
@@ -189,100 +159,53 @@ def _best(
     *,
     finished: bool = True,
 ) -> Attribution:
-    sentence = answer[span[0] : span[1]]
-    words = set(_words(sentence))
-    claims = facts(sentence)
-    total = sum(weights.get(w, 1.0) for w in words) or 1.0
+    claim = _Claim(answer[span[0] : span[1]])
     best: tuple[tuple[int, float, float], Attribution] | None = None
     for index, passage in enumerate(passages):
-        coverage = sum(weights.get(w, 1.0) for w in words & passage.all) / total if words else 0.0
-        missing = tuple(c for c in claims if not _stands_in(c, passage))
-        place = max(
-            range(len(passage.spans)),
-            key=lambda i: (sum(weights.get(w, 1.0) for w in words & passage.words[i].keys()), -i),
-            default=None,
-        )
-        if place is None:
+        if not passage.places:
             continue
-        start, end = passage.spans[place]
-        denies = bool(_NEGATION.search(sentence)) != bool(_NEGATION.search(passage.text[start:end]))
+        coverage = _covered(claim.words, passage.all, weights)
+        missing = tuple(c for c in claim.facts if not stands_in(c, passage.normal))
+        shares = [_covered(claim.words, place.words, weights) for place in passage.places]
+        # The likeliest place first, so that the one that is shown is the best of those that say it.
+        order = sorted(range(len(shares)), key=lambda i: (-shares[i], i))
+        at = order[0]
         verdict: Verdict = "unsupported"
-        if not missing and coverage >= _VERIFIED_COVERAGE and not denies and (claims or coverage >= 0.8):
-            verdict = "verified"
-        elif coverage >= _SIMILAR_COVERAGE and not (finished and any(_lacks(c, passage) for c in missing)):
+        says = None
+        if not missing and coverage >= _VERIFIED_COVERAGE:
+            says = next((i for i in order if passage.says(claim, i, weights)), None)
+        if says is not None:
+            verdict, at = "verified", says
+        elif coverage >= _SIMILAR_COVERAGE and not (
+            finished and any(lacks(c, passage.normal) for c in missing)
+        ):
             verdict = "similar"
         rank = ({"verified": 2, "similar": 1, "unsupported": 0}[verdict], coverage, -float(index))
+        place = passage.places[at]
         found = Attribution(
             span[0], span[1], verdict, index if verdict != "unsupported" else None,
-            start if verdict != "unsupported" else 0, end if verdict != "unsupported" else 0,
+            place.start if verdict != "unsupported" else 0, place.end if verdict != "unsupported" else 0,
             round(coverage, 4), missing,
         )  # fmt: skip
         if best is None or rank > best[0]:
             best = (rank, found)
     if best is None:
-        return Attribution(span[0], span[1], "unsupported", None, missing=tuple(claims))
+        return Attribution(span[0], span[1], "unsupported", None, missing=tuple(claim.facts))
     return best[1]
 
 
+def _covered(words: set[str], among: set[str] | frozenset[str], weights: dict[str, float]) -> float:
+    """The weighted share of `words` that are `among` those; 0 of none."""
+    total = sum(weights.get(w, 1.0) for w in words)
+    return sum(weights.get(w, 1.0) for w in words & among) / total if total else 0.0
+
+
 def _weights(passages: Sequence[_Prepared]) -> dict[str, float]:
-    """Rare words say more about where a sentence is from (idf over the passages' sentences)."""
+    """Rare words say more about where a sentence is from (idf over the passages' places)."""
     counts: Counter[str] = Counter()
     total = 0
     for passage in passages:
-        for words in passage.words:
-            counts.update(words.keys())
+        for place in passage.places:
+            counts.update(place.words)
             total += 1
     return {w: math.log(1.0 + (total + 1.0) / (n + 0.5)) / math.log(2.0 + total) for w, n in counts.items()}
-
-
-def _words(text: str) -> list[str]:
-    return [w for w in terms(text) if w not in STOP_WORDS]
-
-
-def _normal(text: str) -> str:
-    """For literal comparison: compatibility forms, dashes and quotes made equal, white space collapsed."""
-    text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("–", "-").replace("’", "'")
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
-    return re.sub(r"\s+", " ", text)
-
-
-def _after(fact: str) -> str:
-    """What may not follow: a number may have its unit attached, but not another digit."""
-    return r"\d" if re.fullmatch(r"[-+]?[\d.,:]+", fact) else _IN_WORD
-
-
-def _stands_in(fact: str, passage: _Prepared) -> bool:
-    """Literally, as a whole word; names without regard to case, "three" also as "3"."""
-    wanted = _normal(fact)
-    pattern = rf"(?<!{_IN_WORD})(?<![.,]){re.escape(wanted)}(?!{_after(wanted)}|[.,:]\d)"
-    if re.search(pattern, passage.normal, re.I):
-        return True
-    other = _NUMBER_WORDS.get(wanted.lower()) or next(
-        (w for w, d in _NUMBER_WORDS.items() if d == wanted), None
-    )
-    if other is None:
-        return False
-    return re.search(rf"(?<!{_IN_WORD}){other}(?!{_IN_WORD}|[.,:]\d)", passage.normal, re.I) is not None
-
-
-def _lacks(fact: str, passage: _Prepared) -> bool:
-    """Whether a fact that does not stand in the passage is a number or a date that it has in no other form
-    ("46" for "46.0", "May" for "2021-05-03") either."""
-    if _DATES.fullmatch(fact):
-        short = fact[:3].lower()
-        if any(other[:3].lower() == short for other in _DATES.findall(passage.normal)):
-            return False
-        month = _MONTHS.index(short) + 1 if short in _MONTHS else 0
-        return not (month and re.search(rf"\b\d{{4}}[-/.]{month:02}\b", passage.normal))
-    value = _value(_NUMBER_WORDS.get(fact.lower(), fact))
-    if value is None:
-        return any(c.isdigit() for c in fact)  # a code, a time
-    # The day and the year of "2021-05-03" are numbers of the passage too.
-    return all(_value(part) != value for part in re.findall(r"\d+(?:\.\d+)?", passage.normal))
-
-
-def _value(number: str) -> float | None:
-    try:
-        return float(_normal(number))
-    except ValueError:
-        return None

@@ -181,8 +181,8 @@ def citations(bed: Bed, given: Sequence[Given]) -> dict[str, Any]:
     """How far "verified" can be trusted, sentence by sentence.
 
     citation_precision      share of the verified sentences of which every number, date and name stands in the
-                            cited section or in a gold passage: found again by whole words, not by the rule
-                            that gave the verdict
+                            cited section, its headings and the document's title, or in a gold passage: found
+                            again by whole words, not by the rule that gave the verdict
     citation_right_source   share of those verified sentences of answerable questions whose shown source
                             overlaps a gold passage
     """
@@ -198,7 +198,8 @@ def citations(bed: Bed, given: Sequence[Given]) -> dict[str, Any]:
             verified += 1
             placed = one.built.placed[sentence.source]
             text = one.text[sentence.start : sentence.end]
-            literal += facts_stand_in(text, [placed.text, *golds])
+            headings = (heading for _, heading in placed.headings)
+            literal += facts_stand_in(text, ["\n".join([*headings, placed.text]), *golds])
             if one.question.gold:
                 sourced += 1
                 start = placed.span.start + sentence.source_start

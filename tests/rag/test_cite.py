@@ -14,6 +14,7 @@ from rag.cite import Attribution, attribute, best_source, facts, sentences
 class Passage:
     passage_id: int
     text: str
+    headings: tuple[tuple[int, str], ...] = ()
 
 
 KITTIWAKE = Passage(

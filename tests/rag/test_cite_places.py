@@ -1,0 +1,144 @@
+"""A sentence is verified by one place of a passage: what is put together from several is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from rag.cite import attribute
+from rag.split import heading_over
+
+
+@dataclass(frozen=True)
+class Passage:
+    passage_id: int
+    text: str
+    headings: tuple[tuple[int, str], ...] = ()
+
+
+def verdict(text: str, heading: str, answer: str) -> str:
+    (found,) = attribute(answer, [Passage(1, text, ((0, heading),) if heading else ())])
+    return found.verdict
+
+
+PLAIN_TABLE = "Group gasket | 9 months\nSteam tip | brass | 24 months"
+TABLE = (
+    "| Part | Material | Replace every |\n|---|---|---|\n"
+    "| Group gasket | silicone | 9 months |\n| Steam tip | brass | 24 months |"
+)
+HTML_TABLE = "Part | Replace every |\nGroup gasket | 9 months |\nSteam tip | 24 months |"
+CSV = "Part: Group gasket; Interval: 9 months\nPart: Steam tip; Interval: 24 months\n"
+LINES = "Weight: 38 kg\nTank: 7.5 l\nWarranty: 24 months"
+YEARS = (
+    "| Million crowns | 2022 | 2023 |\n|---|---|---|\n| Wages | 12.9 | 13.6 |\n| Fuel and power | 7.9 | 7.2 |"
+)
+WEIGHT = "The machine weighs 38 kg and its tank holds 7.5 l."
+SIZE = "She is 46 metres long and 12 metres wide."
+VINEGAR = "Descale with Kalkfrei B tablets. Never use vinegar with Kalkfrei B."
+DESCALE = "Descale every 45 days; the programme takes 50 minutes."
+LIST = "- Sea temperature at 0.5 metres below the surface.\n- Its own position, to within 4 metres."
+CHINESE_WARRANTY = "產品的保修期為24個月。電池的保修期為12個月。"
+CHINESE_DESCALE = "每45天除垢一次，程序需時50分鐘。"
+
+
+@pytest.mark.parametrize(
+    ("text", "heading", "answer"),
+    [
+        (PLAIN_TABLE, "", "Group gasket: 9 months."),
+        (TABLE, "", "The group gasket is replaced every 9 months."),
+        (TABLE, "", "The steam tip is made of brass and replaced every 24 months."),
+        (HTML_TABLE, "", "The group gasket is replaced every 9 months."),
+        (CSV, "", "The interval of the steam tip is 24 months."),
+        (LINES, "Brewmaster 900", "The tank of the Brewmaster 900 holds 7.5 l."),
+        (YEARS, "Report 2023", "Wages were 13.6 million crowns in 2023."),
+        (WEIGHT, "Brewmaster 900", "The Brewmaster 900 weighs 38 kilograms and holds 7.5 litres."),
+        (SIZE, "MV Kittiwake", "MV Kittiwake is 12 metres wide and 46 metres long."),
+        ("She carries 180 passengers and 32 cars.", "MV Kittiwake", "MV Kittiwake carries 32 cars."),
+        ("Guillemot was built in 2009. She carries 180 people.", "", "Guillemot carries 180 people."),
+        (
+            "The shares raised 1,050 pounds on 3 May 2021.",
+            "",
+            "On 3 May 2021 the shares raised 1,050 pounds.",
+        ),
+        (VINEGAR, "", "Never use vinegar with Kalkfrei B."),
+        (VINEGAR, "", "Descale with Kalkfrei B tablets."),
+        (DESCALE, "", "Descale every 45 days; the programme takes 50 minutes."),
+        ("The 24-month warranty covers the boiler.", "", "The warranty covers the boiler for 24 months."),
+        ("The ship was emptied of 400 people in 17 minutes.", "", "The ship was emptied in 17 minutes."),
+        ("Buoy V-31 was lost. The loss of V-31 cost 900 crowns.", "", "V-31 cost 900 crowns."),
+        (LIST, "Petrel 90", "The Petrel 90 measures sea temperature at 0.5 metres below the surface."),
+        ("Keep the hatch closed at sea and wash it after.", "", "Keep the hatch closed at sea."),
+        (CHINESE_WARRANTY, "", "電池的保修期為12個月。"),
+        (CHINESE_DESCALE, "", "每45天除垢一次，程序需時50分鐘。"),
+        ("請勿使用醋清潔。", "", "請勿使用醋清潔。"),
+    ],
+)
+def test_what_one_place_says_is_verified(text: str, heading: str, answer: str) -> None:
+    assert verdict(text, heading, answer) == "verified"
+
+
+@pytest.mark.parametrize(
+    ("text", "heading", "answer"),
+    [
+        # another row, item, line or sentence has the number
+        (PLAIN_TABLE, "", "The group gasket is replaced every 24 months."),
+        (TABLE, "", "The group gasket is replaced every 24 months."),
+        (TABLE, "", "The steam tip is made of silicone and replaced every 24 months."),
+        (HTML_TABLE, "", "The group gasket is replaced every 24 months."),
+        (CSV, "", "The interval of the group gasket is 24 months."),
+        (LINES, "Brewmaster 900", "The tank of the Brewmaster 900 holds 38 l."),
+        (LIST, "Petrel 90", "The Petrel 90 measures sea temperature at 4 metres below the surface."),
+        ("A gasket lasts 9 months. A tip lasts 24 months.", "", "A gasket lasts 24 months."),
+        ("Guillemot was built in 2009. Kittiwake carries 180.", "", "Guillemot carries 180."),
+        # another column has it
+        (YEARS, "Report 2023", "Wages were 13.6 million crowns in 2022."),
+        (YEARS, "Report 2023", "Wages were 12.9 million crowns in 2023."),
+        (YEARS, "Report 2023", "Wages were 7.9 million crowns in 2022."),
+        # numbers have changed places
+        (WEIGHT, "Brewmaster 900", "It weighs 7.5 kilograms and holds 38 litres."),
+        (DESCALE, "", "Descale every 50 days; the programme takes 45 minutes."),
+        (DESCALE.replace("; the", ". The"), "", "Descale every 50 days; the programme takes 45 minutes."),
+        (SIZE, "MV Kittiwake", "MV Kittiwake is 12 metres long and 46 metres wide."),
+        (SIZE, "MV Kittiwake", "MV Kittiwake is 12 metres long."),
+        # the opposite
+        (VINEGAR, "", "Use vinegar with Kalkfrei B."),
+        ("Descale with Kalkfrei B tablets. Never use vinegar.", "", "Use vinegar with Kalkfrei B."),
+        # the right name, of something else
+        ("Service is due after 24 months.", "Petrel 90", "The service of the Petrel 24 is due."),
+        ("The Pellan branch met in May.", "", "The Pellan branch is responsible for all policies in May."),
+        # a number of a heading that this place says nothing about
+        ("The Barrel was built in Hollin.", "The first buoy, 1933", "The Barrel was built in 1933."),
+        (CHINESE_WARRANTY, "", "電池的保修期為24個月。"),
+        (CHINESE_DESCALE, "", "每50天除垢一次，程序需時45分鐘。"),
+        ("請勿使用醋清潔。", "", "使用醋清潔。"),
+    ],
+)
+def test_what_is_put_together_from_several_places_is_not(text: str, heading: str, answer: str) -> None:
+    assert verdict(text, heading, answer) == "similar"
+
+
+def test_the_title_and_the_headings_over_a_place_stand_there() -> None:
+    """A product's name, and its number, often stand only in them."""
+    answer = "The boiler of the Brewmaster 900 holds 7.5 litres."
+    assert verdict("The boiler holds 7.5 litres.", "", answer) == "unsupported"
+    assert verdict("The boiler holds 7.5 litres.", "Brewmaster 900 › Boiler", answer) == "verified"
+    assert verdict("The boiler holds 7.5 litres.", "Brewmaster 950 › Boiler", answer) == "unsupported"
+
+
+def test_a_heading_holds_for_its_own_section() -> None:
+    text = "The boiler holds 7.5 litres.\n\nThe boiler holds 9 litres."
+    passage = Passage(1, text, ((0, "Machines › Brewmaster 900"), (30, "Machines › Brewmaster 950")))
+    right = attribute("The boiler of the Brewmaster 950 holds 9 litres.", [passage])[0]
+    assert (right.verdict, text[right.source_start : right.source_end]) == ("verified", text[30:])
+    assert attribute("The boiler of the Brewmaster 900 holds 9 litres.", [passage])[0].verdict == "similar"
+
+
+def test_the_row_that_says_it_is_shown() -> None:
+    (found,) = attribute("The steam tip is replaced every 24 months.", [Passage(1, TABLE)])
+    assert TABLE[found.source_start : found.source_end] == "| Steam tip | brass | 24 months |"
+
+
+def test_the_number_of_a_part_is_none_of_the_documents() -> None:
+    assert heading_over("Manual", "Manual › Care (part 2)") == "Manual › Care"
+    assert heading_over("Manual", "Care (part of it)") == "Manual › Care (part of it)"
