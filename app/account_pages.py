@@ -127,7 +127,10 @@ class AccountPages:
         def of(left: Any, most: Any) -> str:
             return w("account.no_limit") if most is None else w("account.left", left=left, most=most)
 
-        documents = w("account.of", used=f"{usage['documents']:,}", most=f"{usage['max_documents']:,}")
+        counted = "account.of_failed" if usage["failed"] else "account.of"
+        documents = w(
+            counted, n=usage["failed"], used=f"{usage['documents']:,}", most=f"{usage['max_documents']:,}"
+        )
         stored = w("account.of", used=render.size(usage["bytes"]), most=render.size(usage["max_bytes"]))
         answers = w("account.answers_are", running=usage["max_running"], queued=usage["max_queued"])
         rows = [

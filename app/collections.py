@@ -54,6 +54,7 @@ class CollectionView:
     documents: int
     passages: int
     bytes: int
+    failed: int
 
 
 class Collections:
@@ -86,7 +87,7 @@ class Collections:
         owner = "" if own else self._name(info.owner)
         return CollectionView(
             info.id, info.name, own, owner, EVERYBODY in readers, named, info.documents, info.passages,
-            info.bytes,
+            info.bytes, info.failed,
         )  # fmt: skip
 
     def _readers(self, ids: Iterable[str]) -> tuple[Reader, ...]:

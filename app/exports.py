@@ -82,6 +82,8 @@ async def _message(runtime: Runtime, principal: Principal, message: Message) -> 
 
 def _source(source: Source, version: int, start: int, stop: int) -> dict[str, Any]:
     out: dict[str, Any] = {"number": source.number, "available": source.available}
+    if source.replaced:
+        return {**out, "replaced": True}
     if not source.available:
         return out
     return out | {
@@ -117,6 +119,8 @@ def markdown(exported: dict[str, Any]) -> str:
 
 
 def _citation(source: dict[str, Any]) -> str:
+    if source.get("replaced"):
+        return f"> **[{source['number']}]** An earlier version of a document that was replaced."
     if not source["available"]:
         return f"> **[{source['number']}]** A document that was deleted or is no longer shared with you."
     where = [f"**{_line(source['title'])}**"]

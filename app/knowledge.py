@@ -165,7 +165,10 @@ class Knowledge:
 
     @staticmethod
     def _source(reference: Reference, document: DocumentText | None) -> Source:
-        if document is None or document.version != reference.version:
+        if document is not None and document.version != reference.version:
+            title = document.title or document.name
+            return Source(reference.number, reference.document_id, title, "", available=False, replaced=True)
+        if document is None:
             return Source(reference.number, reference.document_id, "A document that is gone", "",
                           available=False)  # fmt: skip
         section = next(
@@ -216,7 +219,8 @@ class Knowledge:
         own = {info.id for info in everything if info.owner == principal.id}
         documents = [d for d in await self._library.documents(own) if d.created_by == principal.id]
         total = sum(info.bytes for info in everything)
-        return Stored(len(documents), sum(document.size for document in documents), total)
+        failed = sum(not document.version and document.status == "failed" for document in documents)
+        return Stored(len(documents), sum(document.size for document in documents), total, failed)
 
     async def ingest(self, collection: str, name: str, data: bytes, by: Principal) -> DocumentInfo:
         """Add a document, or a new version of the newest one of this name that `by` added to the collection,

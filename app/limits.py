@@ -38,11 +38,12 @@ class Submits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a person keeps, and all people together."""
+    """What a person keeps, and all people together. `failed`: documents among them that could not be read."""
 
     documents: int
     bytes: int
     total_bytes: int
+    failed: int = 0
 
 
 class MeteredGeneration:
@@ -176,7 +177,8 @@ class Limits:
         wait = self._uploads.take(principal) if self._uploads is not None else 0.0
         if wait:
             raise TooMany(
-                f"At most {counted(settings.max_uploads_per_hour, 'file is', 'files are')} taken an hour.",
+                f"At most {counted(settings.max_uploads_per_hour, 'file is', 'files are')} taken at once; "
+                "the room for them comes back within an hour.",
                 wait,
             )
 
@@ -188,6 +190,7 @@ class Limits:
         tokens, uploads = self._tokens, self._uploads
         return {
             "documents": stored.documents,
+            "failed": stored.failed,
             "max_documents": settings.max_documents_per_person,
             "bytes": stored.bytes,
             "max_bytes": settings.max_storage_per_person,

@@ -46,12 +46,22 @@ def collection_key(connection: sqlite3.Connection, collection_id: str) -> int:
 def collections(connection: sqlite3.Connection, readable: Collection[str] | None) -> list[CollectionInfo]:
     rows = connection.execute(
         "SELECT c.*, COUNT(d.key) AS documents, COALESCE(SUM(d.passages), 0) AS passages, "
-        "COALESCE(SUM(d.size), 0) AS bytes FROM collections c LEFT JOIN documents d ON d.collection = c.key "
+        "COALESCE(SUM(d.size), 0) AS bytes, "
+        "COALESCE(SUM(d.version = 0 AND j.status = 'failed'), 0) AS failed "
+        "FROM collections c LEFT JOIN documents d ON d.collection = c.key "
+        "LEFT JOIN jobs j ON j.document = d.key "
         "GROUP BY c.key ORDER BY c.key"
     )
     return [
         CollectionInfo(
-            r["id"], r["name"], r["owner"], r["created"], r["documents"], r["passages"], r["bytes"]
+            r["id"],
+            r["name"],
+            r["owner"],
+            r["created"],
+            r["documents"],
+            r["passages"],
+            r["bytes"],
+            r["failed"],
         )
         for r in rows
         if readable is None or r["id"] in readable

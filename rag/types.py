@@ -20,7 +20,8 @@ class LibraryLimits:
 
 @dataclass(frozen=True, slots=True)
 class CollectionInfo:
-    """`owner` is a principal's id, in the words of whoever asks; `bytes` counts the stored files."""
+    """`owner` is a principal's id, in the words of whoever asks; `bytes` counts the stored files, `failed`
+    the documents that were never ready and could not be read."""
 
     id: str
     name: str
@@ -29,6 +30,7 @@ class CollectionInfo:
     documents: int
     passages: int
     bytes: int
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from app.pages import words
 from app.pages.words import Words, phrase
 from app.principal import Principal
 from app.runtime import Runtime
+from app.text import one_line
 from engine.document_memory import DocumentMemory
 from rag.types import DocumentInfo, SectionText
 
@@ -27,6 +28,8 @@ Answer = dict[str, Any]
 Call = Callable[[Runtime, Principal, Words, Answer], Awaitable[Answer]]
 #: Documents that one look lists; the page says how many there are beside them, and filters.
 MAX_LISTED = 200
+#: Reasons for which a file could not be read that may be gone the next time; its contents stay what they are.
+RETRIED = frozenset({"time", "memory", "cancelled", "crashed", "internal"})
 #: Characters of a section that are sent at once.
 MAX_SECTION_CHARS = 200_000
 
@@ -97,7 +100,7 @@ async def look(runtime: Runtime, principal: Principal, w: Words, asked: Answer) 
         out["documents"] = [_document(i, memory, own or i.created_by == principal.id, w)
                             for i in found[:MAX_LISTED]]  # fmt: skip
         out["more"] = max(0, len(found) - MAX_LISTED)
-        out["total"] = len(inside)
+        out["total"], out["failed"] = len(inside), chosen.failed
     return out
 
 
@@ -115,17 +118,18 @@ def _collection(view: CollectionView) -> Answer:
     return {
         "id": view.id, "name": view.name, "own": view.own, "owner": view.owner, "everybody": view.everybody,
         "readers": [{"id": reader.id, "name": reader.name} for reader in view.readers],
-        "documents": view.documents, "passages": view.passages, "bytes": view.bytes,
+        "documents": view.documents, "failed": view.failed, "passages": view.passages, "bytes": view.bytes,
     }  # fmt: skip
 
 
 def _document(info: DocumentInfo, memory: Mapping[str, DocumentMemory], own: bool, w: Words) -> Answer:
     held = memory.get(info.id, DocumentMemory())
     return {
-        "id": info.id, "collection": info.collection_id, "name": info.name, "title": info.title,
+        "id": info.id, "collection": info.collection_id, "name": info.name, "title": one_line(info.title),
         "status": info.status, "progress": info.progress, "problem": problem(info, w),
         "version": info.version, "size": info.size, "passages": info.passages, "pages": info.pages,
-        "characters": info.characters, "format": info.format, "updated": info.updated, "own": own,
+        "characters": info.characters, "format": info.format, "updated": info.updated,
+        "created": info.created, "own": own, "retry": info.reason in RETRIED,
         "memory": {
             "blocks": held.blocks, "running": held.running, "open": held.open_readers,
             "pinned": held.pinned, "kept": held.kept,

@@ -64,7 +64,7 @@ function showPage() {
     }
     if (may_keep && one.version) tool("pin", one.memory.kept ? "@@library.unpin@@" : "@@library.pin@@", () => pinDocument(one));
     if (one.own) {
-      if (one.problem) tool("retry", "@@library.retry@@", () => ask("retry", { id: one.id }).then(() => openPage()));
+      if (one.retry) tool("retry", "@@library.retry@@", () => ask("retry", { id: one.id }).then(() => openPage()));
       if (busy) tool("cancel", "@@library.cancel@@", () => ask("cancel", { id: one.id }).then(() => openPage()));
       else if (one.version) tool("replace", "@@library.replace@@", () => replaceDocument(one.id));
       if (!busy) tool("delete", "@@library.delete@@", () => deleteDocument(one), "cl-quiet");

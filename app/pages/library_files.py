@@ -16,6 +16,7 @@ from app.errors import AppError, UploadRefused
 from app.http_errors import as_refusal
 from app.pages import words
 from app.pages.words import phrase
+from app.principal import Principal
 from app.runtime import Runtime
 from rag.errors import DuplicateDocument, RagError
 
@@ -35,7 +36,7 @@ def library_router(runtime: Runtime) -> APIRouter:
                 await runtime.collections.own(principal, collection)
             data = await _body(request, runtime.settings.max_upload_bytes)
             id = await runtime.shelf.add(principal, collection or None, _name(request), data)
-            return JSONResponse({"id": id})
+            return JSONResponse({"id": id, "namesake": await _namesake(runtime, principal, id)})
         except (AppError, RagError) as error:
             return _refused(request, error)
 
@@ -76,6 +77,15 @@ async def _body(request: Request, limit: int) -> bytes:
             raise UploadRefused(phrase("library.too_large", limit=limit / 2**20))
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def _namesake(runtime: Runtime, principal: Principal, id: str) -> str:
+    """The newest other document of the same name in the same collection; "" where there is none. Both stay: a
+    file of the same name need not be a new version."""
+    added = await runtime.knowledge.readable_info(principal, id)
+    inside = await runtime.knowledge.infos(principal, frozenset({added.collection_id}))
+    named = [info for info in inside if info.name == added.name and info.id != id and info.version]
+    return max(named, key=lambda info: info.created).id if named else ""
 
 
 def _name(request: Request) -> str:

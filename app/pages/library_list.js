@@ -24,14 +24,19 @@ function readersWords(collection) {
   return n ? say("@@library.read_by@@", { n, names: collection.readers.slice(0, 3).map(({ name }) => name).join(", ") }) : "@@library.read_by_you@@";
 }
 
+const documentsWords = (all, failed) => {
+  const documents = say("@@library.documents@@", { n: all - failed });
+  return failed ? say("@@library.documents_failed@@", { documents, n: failed }) : documents;
+};
+
 function showCollections() {
   const { collections, chosen: current } = state.look;
-  part("collections", [collections.map(({ id, name, documents, own, everybody, readers }) =>
-    [id, name, documents, own, everybody, readers.length]), current], () => collections.map((one) => {
+  part("collections", [collections.map(({ id, name, documents, failed, own, everybody, readers }) =>
+    [id, name, documents, failed, own, everybody, readers.length]), current], () => collections.map((one) => {
     const row = make("li");
     const made = keyed(button("", "cl-collection", () => choose(one.id)), one.id);
     made.setAttribute("aria-current", String(one.id === current));
-    made.append(make("b", one.name), make("span", say("@@library.documents@@", { n: one.documents })),
+    made.append(make("b", one.name), make("span", documentsWords(one.documents, one.failed)),
       make("span", one.own ? (one.readers.length || one.everybody ? "@@library.tag_shared@@" : "@@library.tag_yours@@") : "@@library.tag_reading@@", "cl-tag"));
     row.append(made);
     return row;
@@ -49,7 +54,8 @@ function showUsage() {
     const of = (used, most) => say("@@library.of@@", { used, most });
     const out = [
       make("h3", "@@library.usage@@"),
-      meter("@@library.usage_documents@@", usage.documents, usage.max_documents, of(number(usage.documents), number(usage.max_documents))),
+      meter("@@library.usage_documents@@", usage.documents, usage.max_documents, 
+        of(number(usage.documents), number(usage.max_documents)) + (usage.failed ? ` ${say("@@library.usage_failed@@", { n: usage.failed })}` : "")),
       meter("@@library.usage_bytes@@", usage.bytes, usage.max_bytes, of(bytes(usage.bytes), bytes(usage.max_bytes))),
     ];
     if (usage.max_uploads_per_hour) {
@@ -71,12 +77,12 @@ function showHead() {
     if (!collection) return [];
     const tools = [];
     const tool = (key, label, act, className) => tools.push(keyed(button(label, `cl-button ${className || ""}`, act), key));
-    if (collection.documents) tool("ask", "@@library.ask_collection@@", () => askAbout(`collection:${collection.id}`), "cl-go");
+    if (collection.documents > collection.failed) tool("ask", "@@library.ask_collection@@", () => askAbout(`collection:${collection.id}`), "cl-go");
     if (collection.own) {
       tool("share", "@@library.share@@", () => shareCollection(collection));
       tool("rename", "@@library.rename@@", () => renameCollection(collection));
     }
-    if (may_keep && collection.documents && !busy) tool("warm", "@@library.warm@@", () => warmCollection(collection));
+    if (may_keep && collection.documents > collection.failed && !busy) tool("warm", "@@library.warm@@", () => warmCollection(collection));
     if (collection.own) tool("delete", "@@library.delete@@", () => deleteCollection(collection), "cl-quiet");
     if (!collection.own && !collection.everybody) tool("leave", "@@library.leave@@", () => leaveCollection(collection), "cl-quiet");
     return tools;
@@ -148,6 +154,7 @@ function documentRow(one) {
   if (one.title !== one.name) facts.push(one.name);
   if (one.size) facts.push(bytes(one.size));
   if (one.version) facts.push(say("@@library.passages@@", { n: one.passages }));
+  facts.push(say("@@library.added@@", { when: when(one.created) }));
   if (one.version > 1) facts.push(say("@@library.version@@", { version: one.version }));
   words.append(title, make("span", facts.join(" · "), "cl-soft"));
   const busy = ["queued", "parsing", "embedding"].includes(one.status);
@@ -159,18 +166,18 @@ function documentRow(one) {
   const act = (key, label, fn, more) => acts.append(keyed(button(label, `cl-link ${more || ""}`, fn, `${label}: ${one.title}`), `${key} ${one.id}`));
   if (one.version) act("ask", "@@library.ask@@", () => askAbout(one.id));
   if (one.own && busy) act("cancel", "@@library.cancel@@", () => ask("cancel", { id: one.id }).then(poll));
-  if (one.own && one.problem) act("retry", "@@library.retry@@", () => ask("retry", { id: one.id }).then(poll));
+  if (one.own && one.retry) act("retry", "@@library.retry@@", () => ask("retry", { id: one.id }).then(poll));
   if (one.own && !busy) act("delete", "@@library.delete@@", () => deleteDocument(one), "cl-quiet");
   row.append(acts);
   return row;
 }
 function showDocuments() {
-  const { documents, more, total, pool, others, me } = state.look, collection = chosen();
+  const { documents, more, total, failed, pool, others, me } = state.look, collection = chosen();
   $("filter").hidden = !(total > 5 || state.filter);
   // What is on its way, or did not arrive, stands above with its stage; here it would be said twice.
   const above = new Set(uploads.filter(({ id }) => id).map(({ id }) => id));
   const rows = documents.filter((one) => one.version || !above.has(one.id));
-  put($("count"), collection ? say("@@library.documents@@", { n: (total || 0) - documents.length + rows.length }) : "");
+  put($("count"), collection ? documentsWords(total || 0, failed || 0) : "");
   part("documents", rows, () => rows.map(documentRow));
   const empty = !documents.length;
   $("empty").hidden = !empty;

@@ -16,9 +16,11 @@ function send(files, into) {
   next();
   showUploads();
 }
-function fail(upload, problem) {
+// `again`: whether the same file may be taken another time.
+function fail(upload, problem, again) {
   upload.stage = "failed";
   upload.problem = problem;
+  upload.again = again;
 }
 
 function next() {
@@ -26,8 +28,8 @@ function next() {
     if (uploads.filter((other) => other.stage === "sending").length >= AT_ONCE) break;
     if (upload.stage !== "waiting") continue;
     const limit = state.look.max_upload_bytes;
-    if (upload.file.size > limit) fail(upload, say("@@library.too_large@@", { limit: limit / 2 ** 20 }));
-    else if (!upload.file.size) fail(upload, "@@library.is_empty@@");
+    if (upload.file.size > limit) fail(upload, say("@@library.too_large@@", { limit: limit / 2 ** 20 }), false);
+    else if (!upload.file.size) fail(upload, "@@library.is_empty@@", false);
     else start(upload);
   }
 }
@@ -61,12 +63,13 @@ function taken(upload, request) {
   if (answer?.id) {
     dropUpload(answer.id); // a row of the version before
     upload.id = answer.id;
+    upload.namesake = answer.namesake || "";
     upload.stage = "queued";
     return;
   }
   upload.existing = answer?.existing || "";
   const said = answer?.error;
-  fail(upload, typeof said === "string" ? said : said?.message || "@@library.no_answer@@");
+  fail(upload, typeof said === "string" ? said : said?.message || "@@library.no_answer@@", true);
 }
 
 // What the server says of the documents that were sent from here.
@@ -80,7 +83,8 @@ function followUploads(documents) {
       }
       upload.stage = found.status;
       upload.problem = found.problem;
-    } else fail(upload, found.problem); // the version before it is still there
+      upload.again = found.retry;
+    } else fail(upload, found.problem, found.retry); // the version before it is still there
     upload.share = found.progress;
     upload.passages = found.passages;
   }
@@ -137,6 +141,7 @@ function uploadRow(upload) {
   let said = stageWords(upload.stage, upload.share);
   if (upload.stage === "ready") said = say("@@library.ready@@", { n: upload.passages || 0 });
   words.append(make("span", upload.problem || said, upload.stage === "failed" ? "cl-bad" : "cl-soft"));
+  if (upload.stage === "ready" && upload.namesake) words.append(make("span", "@@library.namesake@@"));
   if (!ended(upload)) {
     const share = upload.stage === "sending" || (upload.stage === "embedding" && upload.share) ? upload.share : null;
     words.append(bar(share, said));
@@ -145,8 +150,9 @@ function uploadRow(upload) {
   const act = (label, fn) => row.append(keyed(button(label, "cl-link", fn, `${label}: ${upload.name}`), `${label}${upload.key}`));
   if (!ended(upload)) act("@@library.cancel@@", () => cancelUpload(upload));
   else if (upload.existing) act("@@library.open_existing@@", () => goTo(upload.existing));
-  else if (upload.stage !== "ready") act("@@library.retry@@", () => retryUpload(upload));
-  else {
+  else if (upload.stage === "cancelled" || (upload.stage === "failed" && upload.again)) act("@@library.retry@@", () => retryUpload(upload));
+  else if (upload.stage === "ready") {
+    if (upload.namesake) act("@@library.open_namesake@@", () => goTo(upload.namesake));
     act("@@library.open@@", () => goTo(upload.id));
     act("@@library.ask@@", () => askAbout(upload.id));
   }

@@ -162,6 +162,8 @@ def _chip(source: Source, message: str, w: Words) -> str:
 
 
 def _title(source: Source, w: Words) -> str:
+    if source.replaced:
+        return w("source.replaced_title", title=source.title)
     return source.title if source.available else w("source.gone_title")
 
 
@@ -192,7 +194,7 @@ def _source(source: Source, w: Words, message: str | None) -> str:
     if message is not None and source.available:
         head = f"[{head}]({SOURCE_LINK.format(message=message, number=source.number)})"
     if not source.available:
-        return f"{head}\n\n*{w('source.gone')}*"
+        return f"{head}\n\n*{w('source.replaced' if source.replaced else 'source.gone')}*"
     where = [render.one_line(source.section)] if source.section else []
     where += [w("source.page", page=source.page)] if source.page else []
     where += [words] if (words := verdict_words(source.verdict, w)) else []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from app.pages import words_errors, words_receipt
+from app.pages.words_library import FORMATS
 
 _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "page.title": ("Coread · many readers, one copy", "Coread · 眾人共讀，一份記憶"),
@@ -65,8 +66,8 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "chat.own": ("Your own documents", "你自己的文件"),
     "chat.add": ("Add documents", "加入文件"),
     "chat.kinds": (
-        "Text, Markdown, HTML, PDF, Word, Excel. Only you can read what you add.",
-        "純文字、Markdown、HTML、PDF、Word、Excel。你加入的文件只有你能讀。",
+        FORMATS[0] + ". Only you can read what you add.",
+        FORMATS[1] + "。你加入的文件只有你能讀。",
     ),
     "chat.read_from": ("Read from", "閱讀範圍"),
     "chat.search_all": ("Search all documents", "搜尋所有文件"),
@@ -164,6 +165,11 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "source.sources": ("Source|Sources", "來源"),
     "source.more": (" and {n:,} more", " 等另外 {n:,} 份"),
     "source.gone_title": ("A document that is gone", "已不在的文件"),
+    "source.replaced_title": ("{title}, an earlier version", "{title}（先前的版本）"),
+    "source.replaced": (
+        "This document was replaced by a newer version after the answer was written.",
+        "這份文件在答案寫成之後已換成新版本。",
+    ),
     "source.page": ("page {page:,}", "第 {page:,} 頁"),
     "source.gone": (
         "This document was deleted or is no longer shared with you.",
@@ -178,14 +184,17 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
         "最接近：與問題最接近的段落，沒有據此作答",
     ),
     "source.verified_why": (
-        "verified: its words and numbers stand in this passage",
-        "已核實：其用詞與數字均見於此段落",
+        "verified: one sentence or table row here has its names, its numbers with their units and most of its words",
+        "已核實：此段落有一句話或一列表格，包含其名稱、數字及單位，以及大部分用詞",
     ),
     "source.similar_why": (
-        "similar: close to this passage, not word for word",
-        "相近：與此段落接近，但並非逐字相同",
+        "similar: close to this passage, but no one place in it says it like that; check names and numbers",
+        "相近：用詞與此段落接近，但沒有任何一處這樣寫；請核對名稱與數字",
     ),
-    "source.unsupported_why": ("unsupported: no passage says this", "無佐證：沒有段落這樣說"),
+    "source.unsupported_why": (
+        "unsupported: most of its words, or a number or date, are in no passage",
+        "無佐證：大部分用詞，或其中的數字或日期，在段落中都找不到",
+    ),
     "source.found": ("search: {how}", "搜尋：{how}"),
     "source.rank": ("{leg} rank {rank:,}", "{leg} 第 {rank:,} 名"),
     "source.score": ("score {score:.3f}", "分數 {score:.3f}"),

@@ -7,6 +7,9 @@ from types import MappingProxyType
 
 from app.pages import words_document
 
+#: What can be added, named here and beside the chat.
+FORMATS = ("Text, Markdown, HTML, PDF, Word, Excel, CSV", "純文字、Markdown、HTML、PDF、Word、Excel、CSV")
+
 _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
     "library.name": ("Library", "文件庫"),
     "library.open_page": ("Open the library", "打開文件庫"),
@@ -18,6 +21,15 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
     ),
     "library.collections": ("Collections", "文件集"),
     "library.documents": ("{n:,} document|{n:,} documents", "{n:,} 份文件"),
+    "library.documents_failed": ("{documents}, {n:,} failed|{documents}, {n:,} failed", "{documents}，{n:,} 份失敗"),
+    "library.usage_failed": ("({n:,} failed)|({n:,} failed)", "（其中 {n:,} 份失敗）"),
+    "library.added": ("added {when}", "加入於 {when}"),
+    "library.namesake": (
+        "There is another document of this name here. To put a file in its place, open that one and choose “Replace "
+        "with a new version”.",
+        "這裡已有另一份同名的文件。若要以檔案取代它，請打開那一份並選擇「換成新版本」。",
+    ),
+    "library.open_namesake": ("Open the other one", "打開另一份"),
     "library.tag_yours": ("only you", "只有你"),
     "library.tag_shared": ("yours, shared", "你的，已分享"),
     "library.tag_reading": ("you read along", "你可讀"),
@@ -32,13 +44,13 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
     "library.usage": ("What you use", "你的用量"),
     "library.usage_documents": ("Documents", "文件"),
     "library.usage_bytes": ("Storage", "儲存空間"),
-    "library.usage_hour": ("Files this hour", "本小時的檔案"),
+    "library.usage_hour": ("Files added (room comes back within an hour)", "已加入的檔案（一小時內恢復額度）"),
     "library.of": ("{used} of {most}", "已用 {used}，上限 {most}"),
     "library.drop": ("Drop files here", "把檔案拖放到這裡"),
     "library.choose": ("Choose files", "選擇檔案"),
     "library.kinds": (
-        "Text, Markdown, HTML, PDF, Word, Excel, CSV; up to {limit:,.0f} MiB each.",
-        "純文字、Markdown、HTML、PDF、Word、Excel、CSV；每個最大 {limit:,.0f} MiB。",
+        FORMATS[0] + "; up to {limit:,.0f} MiB each.",
+        FORMATS[1] + "；每個最大 {limit:,.0f} MiB。",
     ),
     "library.goes_to": (
         "They go into “{name}”: this collection is not yours to add to.",
@@ -89,7 +101,7 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
         "The new version was not taken, the one before it is still here: {why}",
         "新版本未被接受，先前的版本仍在：{why}",
     ),
-    "library.heat_open": ("{n:,} open reader|{n:,} open readers", "{n:,} 位開啟中的讀者"),
+    "library.heat_open": ("open in {n:,} conversation|open in {n:,} conversations", "在 {n:,} 個對話中開啟"),
     "library.heat_now": ("{n:,} reading now|{n:,} reading now", "{n:,} 位正在讀"),
     "library.heat_kept": ("in memory for reuse", "在記憶體中待重用"),
     "library.heat_cold": ("not in memory", "不在記憶體中"),
@@ -100,9 +112,9 @@ _LIST: Mapping[str, tuple[str, str]] = MappingProxyType({
         "釘選在記憶體中：{n:,} 個區塊，最多 {limit:,} 個（{size}）。",
     ),
     "library.others": (
-        "Documents that are not shared with you hold {n:,} block and have {readers}.|Documents that are not shared "
-        "with you hold {n:,} blocks and have {readers}.",
-        "未與你分享的文件占用 {n:,} 個區塊，有 {readers}。",
+        "Documents that are not shared with you hold {n:,} block and are {readers}.|Documents that are not shared "
+        "with you hold {n:,} blocks and are {readers}.",
+        "未與你分享的文件占用 {n:,} 個區塊，{readers}。",
     ),
     "library.visitors": (
         "What you add is tied to this browser: nobody else reads it, and whoever runs this page keeps the memory.",

@@ -75,8 +75,8 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
         "空閒,一人使用中,使用中；已公開,留待重用,開放的尾端,已釘選",
     ),
     "panel.block": (
-        "Block {block}: {state} · {running} running and {n} open reader|Block {block}: {state} · {running} running "
-        "and {n} open readers",
-        "區塊 {block}：{state} · {running} 位執行中、{n} 位開啟中的讀者",
+        "Block {block}: {state} · read by {running} running now, open in {n} conversation|Block {block}: {state} · "
+        "read by {running} running now, open in {n} conversations",
+        "區塊 {block}：{state} · {running} 個執行中、在 {n} 個對話中開啟",
     ),
 })  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from app.errors import NotFoundHere
-from app.pages import library_calls, library_page
+from app.pages import library_calls, library_page, transcript
 from app.pages.build import build_demo
 from app.pages.library_files import NAME_HEADER, _saved_as
 from app.pages.library_source import choices_of, chosen, value_of
@@ -20,6 +21,7 @@ from app.pages.words import Words
 from app.principal import Principal
 from app.runtime import Runtime
 from app.server import create_app
+from app.store import Reference
 from tests.app.fakes import CharTokenizer, FakeEngine
 from tests.app.test_render import HOSTILE
 
@@ -124,6 +126,15 @@ async def test_a_duplicate_names_the_document_that_is_there(ann: Browser) -> Non
     }  # fmt: skip
 
 
+async def test_a_file_of_a_known_name_names_the_document_that_has_it(ann: Browser) -> None:
+    assert (await ann.send(MILL)).json()["namesake"] == ""
+    (known,) = (await ann.call("look", {}))["documents"]
+    await ann.runtime.knowledge._library.wait(known["id"])
+    assert abs(known["created"] - time.time()) < 60
+    again = (await ann.send(MILL + b"\nAnd a door.\n")).json()
+    assert again["namesake"] == known["id"] != again["id"]
+
+
 async def test_a_failing_file_says_why_and_is_tried_again(ann: Browser) -> None:
     response = await ann.send(b"\x00\x01\x02" * 400, "photo.bin")
     id = response.json()["id"]
@@ -134,6 +145,13 @@ async def test_a_failing_file_says_why_and_is_tried_again(ann: Browser) -> None:
     chinese = (await ann.call("look", {}, "zh-TW"))["documents"][0]["problem"]
     assert failed["problem"] in chinese
     assert any("\u4e00" <= c <= "\u9fff" for c in chinese)
+    assert failed["retry"] is False  # its bytes stay what they are
+    look = await ann.call("look", {})
+    assert (look["total"], look["failed"], look["collections"][0]["failed"], look["usage"]["failed"]) == (
+        1,
+    ) * 4
+    profile = (await ann.client.get("/profile", headers=HTML)).text
+    assert "1 of them failed" in profile
     assert await ann.call("retry", {"id": id}) == {"done": True}
     assert (await ann.runtime.knowledge._library.wait(id)).status == "failed"
     assert (await ann.call("delete", {"id": id}))["passages"] == 0
@@ -145,6 +163,11 @@ async def test_a_new_version_is_listed(ann: Browser) -> None:
     response = await ann.send(MILL + b"\nAnd a door.\n", "mill 2.md", f"/{id}")
     assert response.json() == {"id": id}
     await ann.runtime.knowledge._library.wait(id)
+    old = Reference(1, id, 1, (await ann.call("look", {}))["chosen"], 0, 5)
+    (source,) = await ann.runtime.knowledge.sources(ann.principal, [old])
+    assert (source.available, source.replaced, source.text) == (False, True, "")
+    assert "replaced by a newer version" in transcript.source_entries([source], EN)[0]["content"]
+    assert "The mill&#44; an earlier version" in transcript.source_entries([source], EN)[0]["content"]
     page = await ann.call("document", {"id": id})
     assert [(v["version"], v["name"]) for v in page["versions"]] == [(2, "mill 2.md"), (1, "mill.md")]
     assert (await ann.send(MILL + b"\nAnd a door.\n", "x", f"/{id}")).json()["code"] == "duplicate_document"

@@ -82,10 +82,12 @@ def test_what_is_told_of_one_block_and_one_reader() -> None:
     w = Words("en")
     assert w("library.freed_blocks", n=1, size="64 KiB") == "1 block of memory (64 KiB)"
     assert w("library.others", n=1, readers=w("library.heat_open", n=1)) == (
-        "Documents that are not shared with you hold 1 block and have 1 open reader."
+        "Documents that are not shared with you hold 1 block and are open in 1 conversation."
     )
     assert w("library.read_by", n=1, names="Ben") == "1 reader beside you: Ben"
-    assert w("panel.block", block=7, state="held", running=1, n=1).endswith("1 running and 1 open reader")
+    assert w("panel.block", block=7, state="held", running=1, n=1).endswith(
+        "read by 1 running now, open in 1 conversation"
+    )
 
 
 def test_an_unknown_text_is_an_error() -> None:

@@ -94,7 +94,7 @@ async def test_several_files_with_their_stages_to_a_cited_answer(served: Served,
     await page.get_by_text(re.compile("^Sources? ·")).first.click()
     await page.get_by_text("grinds barley").first.wait_for()
     await look(ann)
-    await expect(listed(page, "The mill")).to_contain_text("1 open reader")
+    await expect(listed(page, "The mill")).to_contain_text("open in 1 conversation")
     ann.assert_unharmed()
 
 
