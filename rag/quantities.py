@@ -60,13 +60,17 @@ EMPTY = frozenset(map(stem, _EMPTY_WORDS.split()))
 EMPTY_SIGNS = frozenset("的了是為为在有和與与及也就都而或每被把之其")
 _TOKEN = re.compile(
     rf"(?P<number>{NUMBER.pattern})|(?P<money>[{_CURRENCY}])|(?P<unit>%|°\s?[CF]?\b)"
-    rf"|(?P<sign>[{UNSPACED}])|(?P<word>{IN_WORD}+(?:'{IN_WORD}+)*)|(?P<stop>[,;|.!?()、，；：。！？\n])"
+    rf"|(?P<sign>[{UNSPACED}])|(?P<word>{IN_WORD}+(?:'{IN_WORD}+)*)|(?P<stop>[,;|.!?()、，；：。！？\n])|(?P<mark>:)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`clause` counts clauses, `at` counts tokens. Codes ("V-17") are words."""
+    """`clause` counts clauses, `at` counts what stands in the text. Codes ("V-17") are words.
+
+    named   the name that a number is part of: "kittiwake" of the 900 in "Kittiwake 900". Such a number says
+            which thing is meant, as a word does.
+    """
 
     kind: Literal["number", "word"]
     value: str
@@ -74,6 +78,11 @@ class Token:
     at: int
     capital: bool = False
     empty: bool = False
+    named: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        return self.kind == "number" and self.named is None
 
 
 def words(text: str) -> list[str]:
@@ -91,8 +100,8 @@ def tokens(text: str) -> list[Token]:
             clause += 1
         elif (kind == "number" and not value[0].isalpha()) or value.lower() in NUMBER_WORDS:
             number = NUMBER_WORDS.get(value.lower(), value)
-            found.append(Token("number", number, clause, at))
-        else:
+            found.append(Token("number", number, clause, at, named=_name_before(found, at)))
+        elif kind != "mark":
             plain = value.casefold()
             word = _UNITS.get(plain) or _UNITS.get(stem(plain)) or stem(plain)
             empty = plain in STOP_WORDS or word in EMPTY or value in EMPTY_SIGNS
@@ -117,9 +126,8 @@ def agrees(
     for i, token in enumerate(sentence):
         if token.kind != "number":
             continue
-        name = _name_before(sentence, i)
-        if name is not None:
-            if not any(_follows(tokens, name, token.value) for tokens in (here, over)):
+        if token.named is not None:
+            if not any(_follows(tokens, token.named, token.value) for tokens in (here, over)):
                 return False
             continue
         at = [k for k, t in enumerate(here) if t.kind == "number" and t.value == token.value]
@@ -133,21 +141,21 @@ def agrees(
             if not known and not any(unit in _beside(over, k) for k in above):
                 return False
         own: set[str] = set().union(*(_around(here, k) for k in at))
-        others = [k for k, t in enumerate(here) if t.kind == "number" and t.value != token.value]
+        others = [k for k, t in enumerate(here) if t.counts and t.value != token.value]
         foreign: set[str] = set().union(*(_around(here, k) for k in others))
         if at and (foreign - own) & _nearest(sentence, i):
             return False
     return True
 
 
-def _name_before(tokens: Sequence[Token], i: int) -> str | None:
-    """The name that a number is part of: "Kittiwake 900", but not "May 3"."""
-    if not i:
+def _name_before(tokens: Sequence[Token], at: int) -> str | None:
+    """The name that a number at `at`, right behind these tokens, is part of; not "May" of "May 3"."""
+    if not tokens or tokens[-1].at != at - 1 or tokens[-1].kind != "word":
         return None
-    before, token = tokens[i - 1], tokens[i]
-    if before.kind != "word" or not before.capital or before.empty or before.at != token.at - 1:
+    name = tokens[-1]
+    if not name.capital or name.empty or name.value in OPENERS or DATES.match(name.value.capitalize()):
         return None
-    return None if before.value in OPENERS or DATES.match(before.value.capitalize()) else before.value
+    return name.value
 
 
 def _follows(tokens: Sequence[Token], name: str, number: str) -> bool:
@@ -182,9 +190,30 @@ def _unit(tokens: Sequence[Token], i: int) -> str | None:
 
 def _around(tokens: Sequence[Token], i: int) -> set[str]:
     """What a number is said of: the words before it in its clause, and those after it to the next number."""
-    found = _left(tokens, i)
+    return _left(tokens, i) | _right(tokens, i)
+
+
+def _nearest(tokens: Sequence[Token], i: int) -> set[str]:
+    """The words that a number surely belongs to: those after it, and the nearest one before it."""
+    found = _right(tokens, i)
+    before = tokens[:i]
+    if not any(t.clause == tokens[i].clause and not t.empty for t in before):
+        return found | _left(tokens, i)
+    for k in range(i - 1, -1, -1):
+        token = tokens[k]
+        # The unit of the number before is that number's.
+        if token.counts or token.clause != tokens[i].clause or (k and tokens[k - 1].counts):
+            break
+        if not token.empty:
+            found.add(token.value)
+            break
+    return found
+
+
+def _right(tokens: Sequence[Token], i: int) -> set[str]:
+    found: set[str] = set()
     for token in tokens[i + 1 :]:
-        if token.kind == "number" or token.clause != tokens[i].clause:
+        if token.counts or token.clause != tokens[i].clause:
             break
         if not token.empty:
             found.add(token.value)
@@ -197,32 +226,12 @@ def _left(tokens: Sequence[Token], i: int) -> set[str]:
     ("Steam tip | 24 months")."""
     while True:
         before = [t for t in tokens[:i] if t.clause == tokens[i].clause]
-        found = {t.value for t in before if t.kind == "word" and not t.empty}
+        found = {t.value for t in before if not t.counts and not t.empty}
         first = i - len(before)
         if found or not first:
             return found
         clause = [t for t in tokens[:first] if t.clause == tokens[first - 1].clause]
-        numbers = [k for k, t in enumerate(clause) if t.kind == "number"]
+        numbers = [k for k, t in enumerate(clause) if t.counts]
         if not numbers:
             return {t.value for t in clause if not t.empty}
         i = first - len(clause) + numbers[-1]
-
-
-def _nearest(tokens: Sequence[Token], i: int) -> set[str]:
-    """The words that a number surely belongs to: its unit, the word after that, the nearest one before it."""
-    found = set()
-    for token in tokens[i + 1 : i + 3]:
-        if token.kind == "number" or token.empty or token.clause != tokens[i].clause:
-            break
-        found.add(token.value)
-    for k in range(i - 1, -1, -1):
-        token = tokens[k]
-        if token.kind == "number" or token.clause != tokens[i].clause:
-            break
-        if not token.empty:
-            # The unit of the number before is that number's.
-            if k and tokens[k - 1].kind == "number":
-                break
-            found.add(token.value)
-            break
-    return found

@@ -37,6 +37,9 @@ WEIGHT = "The machine weighs 38 kg and its tank holds 7.5 l."
 SIZE = "She is 46 metres long and 12 metres wide."
 VINEGAR = "Descale with Kalkfrei B tablets. Never use vinegar with Kalkfrei B."
 DESCALE = "Descale every 45 days; the programme takes 50 minutes."
+VOUCHER = "The voucher is 35 crowns for a bed and 120 crowns for a meal."
+ANODES = "On the Petrel 90 there are two anodes, and on the Petrel 260 four."
+BEST = "The Kittiwake was the best, with 97.8 percent; the Sprat, with 88.1 percent, was last."
 LIST = "- Sea temperature at 0.5 metres below the surface.\n- Its own position, to within 4 metres."
 CHINESE_WARRANTY = "產品的保修期為24個月。電池的保修期為12個月。"
 CHINESE_DESCALE = "每45天除垢一次，程序需時50分鐘。"
@@ -66,6 +69,9 @@ CHINESE_DESCALE = "每45天除垢一次，程序需時50分鐘。"
         (DESCALE, "", "Descale every 45 days; the programme takes 50 minutes."),
         ("The 24-month warranty covers the boiler.", "", "The warranty covers the boiler for 24 months."),
         ("The ship was emptied of 400 people in 17 minutes.", "", "The ship was emptied in 17 minutes."),
+        (VOUCHER, "", "The voucher is 35 crowns for a bed and 120 crowns for a meal."),
+        (ANODES, "", "On the Petrel 90 there are two anodes, and on the Petrel 260 four."),
+        (BEST, "", "The Sprat, with 88.1 percent, was last."),
         ("Buoy V-31 was lost. The loss of V-31 cost 900 crowns.", "", "V-31 cost 900 crowns."),
         (LIST, "Petrel 90", "The Petrel 90 measures sea temperature at 0.5 metres below the surface."),
         ("Keep the hatch closed at sea and wash it after.", "", "Keep the hatch closed at sea."),
@@ -101,6 +107,9 @@ def test_what_one_place_says_is_verified(text: str, heading: str, answer: str) -
         (DESCALE.replace("; the", ". The"), "", "Descale every 50 days; the programme takes 45 minutes."),
         (SIZE, "MV Kittiwake", "MV Kittiwake is 12 metres long and 46 metres wide."),
         (SIZE, "MV Kittiwake", "MV Kittiwake is 12 metres long."),
+        (VOUCHER, "", "The voucher is 120 crowns for a bed and 35 crowns for a meal."),
+        (ANODES, "", "On the Petrel 90 there are four anodes, and on the Petrel 260 two."),
+        (BEST, "", "The Kittiwake was the best, with 88.1 percent."),
         # the opposite
         (VINEGAR, "", "Use vinegar with Kalkfrei B."),
         ("Descale with Kalkfrei B tablets. Never use vinegar.", "", "Use vinegar with Kalkfrei B."),
