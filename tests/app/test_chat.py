@@ -15,6 +15,7 @@ from app.live import HEARTBEAT_S
 from app.pages import transcript
 from app.pages.words import ENGLISH, Words
 from app.principal import OWNER, Principal
+from app.prompting import Span
 from app.refusal import CLOSEST, is_refusal, refusal
 from app.runtime import Runtime
 from app.updates import Finished, Found, Stage, Text, Update
@@ -61,6 +62,21 @@ async def test_an_answer_with_its_sources_and_receipt(runtime: Runtime, engine: 
     assert finished.message.receipt["reused_tokens"] == 60
     assert finished.sources[0].verdict == "verified"
     assert "built in 1871" in finished.sources[0].text
+
+
+async def test_a_passage_knows_the_title_and_the_headings_over_it(runtime: Runtime) -> None:
+    """A name that stands only in them is no invention of the answer's."""
+    document = await runtime.knowledge.document(frozenset({"sample"}), "sample-lighthouse")
+    span = Span(document.id, document.version, "sample", document.text.index("Its lamp"), len(document.text))
+    built = await runtime.prompter.build(
+        readable=frozenset({"sample"}), path=(), question=QUESTION, account="ann", spans=[span],
+        answer_tokens=16,
+    )  # fmt: skip
+    assert built.placed[0].headings == ((0, "The lighthouse"),)
+    references = await runtime.prompter.attribute("The lighthouse has a lamp that burns rape oil.", built)
+    assert references[0].verdict == "verified"
+    references = await runtime.prompter.attribute("The bakery has a lamp that burns rape oil.", built)
+    assert references[0].verdict == "similar"
 
 
 async def test_scopes_are_the_servers(runtime: Runtime, engine: FakeEngine) -> None:
