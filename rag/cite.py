@@ -30,7 +30,7 @@ from typing import Literal, Protocol
 from rag import places
 from rag.claims import NEGATION, facts, lacks, normal, sentences, stands_in, without_marks
 from rag.places import Place
-from rag.quantities import Token, agrees, tokens, words
+from rag.quantities import EMPTY, Token, agrees, tokens, words
 
 __all__ = ["Attribution", "Citable", "Verdict", "attribute", "best_source", "facts", "sentences"]
 
@@ -101,7 +101,7 @@ class _Claim:
         self.text = text = without_marks(text)
         self.facts = facts(text)
         self.words = set(words(text))
-        self.others = self.words.difference(*map(words, self.facts))
+        self.others = self.words.difference(EMPTY, *map(words, self.facts))
         self.denies = bool(NEGATION.search(text))
 
     @cached_property

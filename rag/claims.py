@@ -13,8 +13,9 @@ _SENTENCE_END = re.compile(
 )
 # "Dr. Quill", "approx. 5", "J. Dow", "No. 4": a full stop that ends no sentence.
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|\b[A-Z])\.$", re.I
+    r"(?:\b(?i:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|(?P<initial>\b[A-Z]))\.$"
 )
+_NEXT_WORD = re.compile(r"\w+")
 # A character of a word; numbers may touch the signs of scripts without spaces ("24个月").
 IN_WORD = rf"[^\W{UNSPACED}]"
 NUMBER = re.compile(
@@ -51,10 +52,11 @@ def sentences(text: str) -> list[tuple[int, int]]:
     """Ranges of the sentences and list items of a text, without the white space around them."""
     cuts = [0]
     for match in _SENTENCE_END.finditer(text):
-        if (
-            not _ABBREVIATION.search(text[cuts[-1] : match.start()].rstrip("\"'”’)]"))
-            or "\n" in match.group()
-        ):
+        short = _ABBREVIATION.search(text[cuts[-1] : match.start()].rstrip("\"'”’)]"))
+        if short and short["initial"] and (following := _NEXT_WORD.match(text, match.end())):
+            # "Descale with Kalkfrei B. The programme…": a person's name does not go on like that.
+            short = None if following.group().lower() in STOP_WORDS | OPENERS | {"never"} else short
+        if not short or "\n" in match.group():
             cuts.append(match.end())
     found: list[tuple[int, int]] = []
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):

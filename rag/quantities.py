@@ -53,8 +53,8 @@ _JOINING = frozenset(_JOINING_WORDS.split())
 #: Words that say little about what is claimed, beside those that questions are stripped of.
 _EMPTY_WORDS = """
     also after all at because before between both during each either every just not never no nor none only
-    other out over per so through under until up very within without cannot therefore however document
-    documents text
+    other out over per so through under until up very within without cannot therefore however should must may
+    might shall need document documents text
 """
 EMPTY = frozenset(map(stem, _EMPTY_WORDS.split()))
 EMPTY_SIGNS = frozenset("的了是為为在有和與与及也就都而或每被把之其")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rag.cite import attribute
+from rag.cite import attribute, sentences
 from rag.split import heading_over
 
 
@@ -151,3 +151,20 @@ def test_the_row_that_says_it_is_shown() -> None:
 def test_the_number_of_a_part_is_none_of_the_documents() -> None:
     assert heading_over("Manual", "Manual › Care (part 2)") == "Manual › Care"
     assert heading_over("Manual", "Care (part of it)") == "Manual › Care (part of it)"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Descale with Kalkfrei B. The programme takes 50 minutes.", 2),
+        ("The tank holds 7.5 l. The warranty is 2 years.", 2),
+        ("The book is by J. Dow. Ask Dr. Quill.", 2),
+    ],
+)
+def test_a_letter_ends_a_sentence_unless_it_is_an_initial(text: str, count: int) -> None:
+    assert len(sentences(text)) == count
+
+
+def test_what_should_or_must_be_done_is_still_done_every_nine_months() -> None:
+    assert verdict(TABLE, "", "The group gasket should be replaced every 9 months.") == "verified"
+    assert verdict(TABLE, "", "The group gasket should be replaced every 24 months.") == "similar"
