@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.errors import IntegrityError, PoolTooSmall
 from engine.types import Copy, ModelShape
+from kernels import huge_pages
 from kernels.fp8 import KV_FP8, Scales
 
 
@@ -24,7 +25,8 @@ class KVPool:
     """`num_blocks` blocks of `block_size` token slots, keys and values of all layers.
 
     Slots that nobody wrote hold whatever the memory held, NaN included (`fill_nan` makes sure of it, for
-    tests): the kernels mask K *and* V. On a CPU the pages are only taken from the system when first written.
+    tests): the kernels mask K *and* V. On a CPU the pages (huge ones, where there are) are only taken from the
+    system when first written.
 
     `scales`: of a pool of 8-bit floats, one for each layer; fixed for its life, so a block is mere bytes.
     """
@@ -57,6 +59,7 @@ class KVPool:
             dtype=dtype,
             device=self.device,
         )
+        huge_pages.advise(self.storage)
         if fill_nan:
             self.storage.fill_(float("nan"))
         #: One view `[kv_heads, slots, head_dim]` for each layer.

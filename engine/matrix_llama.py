@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.bridge import StepContext
 from engine.decoder import DecoderOutput
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, fused_weight, rotary_table
-from kernels import amx
+from kernels import amx, huge_pages
 from kernels.amx_step import MatrixLayer, MatrixModel, MatrixProduct
 
 
@@ -32,9 +33,12 @@ def serves(model: Any) -> bool:
 
 
 def products(model: Any, role: str, forms: list[str]) -> list[MatrixProduct]:
-    """All products of a role, each layer's in its form."""
+    """All products of a role, each layer's in its form, in one piece of memory."""
+    shape = fused_weight(model, role, 0)[0]
+    sizes = [MatrixProduct.size_of(shape, eight=form == "int8") for form in forms]
+    pieces = torch.split(huge_pages.allocate(sum(sizes)), sizes)
     return [
-        MatrixProduct(*fused_weight(model, role, layer), eight=form == "int8")
+        MatrixProduct(*fused_weight(model, role, layer), eight=form == "int8", memory=pieces[layer])
         for layer, form in enumerate(forms)
     ]
 

@@ -71,10 +71,13 @@ class _Pool(ctypes.Structure):
 class MatrixProduct:
     """A linear layer's weight in the unit's layout: int8 with one scale an output, or bfloat16.
 
-    `weight`: `[out, in]`. 8 bits: symmetric, the largest magnitude of an output becomes 127.
+    `weight`: `[out, in]`. 8 bits: symmetric, the largest magnitude of an output becomes 127. `memory`: where
+    it is kept, at least `size_of` bytes on a cache line; None: memory of its own.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, eight: bool) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, eight: bool, memory: Tensor | None = None
+    ) -> None:
         if not self.serves(weight):
             raise KernelError(
                 f"a weight {tuple(weight.shape)} does not fit tiles of 16 outputs and 64 inputs"
@@ -90,7 +93,8 @@ class MatrixProduct:
         else:
             source = weight.to(torch.bfloat16).contiguous()
         self._bias = None if bias is None else bias.float().contiguous()
-        self._weight = _aligned(source.numel() * source.element_size())
+        size = source.numel() * source.element_size()
+        self._weight = _aligned(size) if memory is None else memory[:size]
         _functions().pack(
             source.data_ptr(), self.out, self.into, source.element_size(), self._weight.data_ptr()
         )
@@ -99,6 +103,11 @@ class MatrixProduct:
     def serves(weight: Tensor) -> bool:
         """Whether tiles hold a weight of this shape."""
         return weight.shape[0] % 16 == 0 and weight.shape[1] % 64 == 0
+
+    @staticmethod
+    def size_of(weight: Tensor, *, eight: bool) -> int:
+        """Bytes that `weight` takes in tiles."""
+        return weight.numel() * (1 if eight else 2)
 
     def structure(self) -> _Product:
         return _Product(
