@@ -25,8 +25,8 @@ class KVPool:
     """`num_blocks` blocks of `block_size` token slots, keys and values of all layers.
 
     Slots that nobody wrote hold whatever the memory held, NaN included (`fill_nan` makes sure of it, for
-    tests): the kernels mask K *and* V. On a CPU the pages (huge ones, where there are) are only taken from the
-    system when first written.
+    tests): the kernels mask K *and* V. On a CPU the pages, huge ones where there are, are only taken from
+    the system when first written.
 
     `scales`: of a pool of 8-bit floats, one for each layer; fixed for its life, so a block is mere bytes.
     """
