@@ -8,6 +8,7 @@ for the readers (`bench.play.VirtualRunner`); a document has been read once befo
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -114,7 +115,9 @@ def _fits(setting: Setting, sharing: bool, users: int) -> bool:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print a table; exit status 1 where fewer or more fit than was predicted."""
+    argparse.ArgumentParser(prog="python -m bench.dashboard_sizing", description=__doc__).parse_args()
+    wrong = []
     print(
         "| setting | pool blocks | common + own tokens | paged: predicted, real | shared: predicted, real |"
     )
@@ -130,6 +133,10 @@ def main() -> None:
             f"| {found.paged_users}, {real[0]} | {found.shared_users}, {real[1]} |",
             flush=True,
         )
+        if real != [found.paged_users, found.shared_users]:
+            wrong.append(name)
+    if wrong:
+        raise SystemExit("Predicted and real differ: " + "; ".join(wrong))
 
 
 if __name__ == "__main__":
