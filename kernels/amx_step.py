@@ -29,6 +29,9 @@ from kernels.plan import AttentionPlan, IntArray, Segment
 
 #: Keys of one pass where few rows ask: a long stretch is cut so that all threads have a part.
 PASS_KEYS = 512
+#: An operation of a decode has some 10 to 60 pieces of a few microseconds: more threads would only be in each
+#: other's way.
+MOST_THREADS = 16
 #: Up to so many query rows (heads of a group included) count as few.
 FEW_QUERIES = 256
 
@@ -206,7 +209,7 @@ class MatrixModel:
             work.first.ctypes.data, work.in_group.ctypes.data, work.as_row.ctypes.data, wanted.data_ptr(),
             count, last.data_ptr(), logits.data_ptr(),
         )  # fmt: skip
-        functions, threads = _functions(), torch.get_num_threads()
+        functions, threads = _functions(), min(torch.get_num_threads(), MOST_THREADS)
         needed = functions.bytes(self._model, batch, pool, threads)
         if needed > self._memory.shape[0]:
             self._memory = _aligned(needed)
