@@ -378,11 +378,14 @@ class Chat:
         whoever is cancelled or gone meanwhile, and no answer is stored twice."""
 
         async def save() -> Message:
-            references = await self._prompter.attribute(turn.text, built)
+            cited = await self._prompter.attribute(turn.text, built)
+            receipt = turn.receipt
+            if receipt is not None:
+                receipt = {**receipt, "sentences": cited.sentences}
             return await self._store.add_message(
                 turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
                 status=turn.status, tokens=turn.tokens or None, model=self._engine.status().model,
-                receipt=turn.receipt, references=references,
+                receipt=receipt, references=cited.references,
             )  # fmt: skip
 
         def done(finished: asyncio.Task[Message]) -> None:

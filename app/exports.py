@@ -114,6 +114,10 @@ def markdown(exported: dict[str, Any]) -> str:
             parts.append(f"*({message['status']})*")
         if limit := (message["receipt"] or {}).get("length_limit"):
             parts.append(f"*(ended at the length limit of {limit:,} tokens)*")
+        counts = (message["receipt"] or {}).get("sentences") or {}
+        if sum(counts.values()) > 1:
+            told = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items())
+            parts.append(f"*(sentences: {told})*")
         parts += [_citation(source) for source in message["sources"]]
     return "\n\n".join(parts) + "\n"
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
@@ -99,6 +100,13 @@ class Built:
     notes: tuple[str, ...] = ()
     #: The documents do not seem to hold an answer: there are no segments, and `placed` came closest.
     refused: bool = False
+
+
+class Cited(NamedTuple):
+    """What an answer leans on. `sentences`: how many of its sentences have each verdict that occurs."""
+
+    references: tuple[Reference, ...]
+    sentences: dict[str, int]
 
 
 #: A source that is shown: where, how the answer leans on it, how search found it.
@@ -310,22 +318,25 @@ class Prompter:
 
     # -- what the answer leans on ------------------------------------------------------------------------
 
-    async def attribute(self, answer: str, built: Built) -> tuple[Reference, ...]:
-        """The references to store with an answer: first the sources that are shown, best support first,
-        then what stood in the prompt."""
-        shown = await asyncio.to_thread(self._cited, answer, built.placed)
+    async def attribute(self, answer: str, built: Built) -> Cited:
+        """What an answer leans on: the references to store with it, first the sources that are shown, best
+        support first, then what stood in the prompt; and the verdicts of its sentences."""
+        shown, verdicts = await asyncio.to_thread(self._cited, answer, built.placed)
         if not shown:
             shown = [(placed.span, "unsupported", placed.found) for placed in built.placed]
         references = [
             span.reference(n, "", verdict, found) for n, (span, verdict, found) in enumerate(shown, 1)
         ]
         references += [p.span.reference(len(shown) + n, p.zone) for n, p in enumerate(built.placed, 1)]
-        return tuple(references)
+        return Cited(tuple(references), dict(verdicts))
 
     @staticmethod
-    def _cited(answer: str, placed: Sequence[Placed]) -> list[_Shown]:
+    def _cited(answer: str, placed: Sequence[Placed]) -> tuple[list[_Shown], Counter[str]]:
+        """A place that several sentences lean on is marked as the weakest of them: a mark that is good for
+        one of them only would vouch for the others."""
         found: list[_Shown] = []
-        for sentence in attribute(answer, placed):
+        sentences = attribute(answer, placed)
+        for sentence in sentences:
             if sentence.source is None:
                 continue
             source = placed[sentence.source]
@@ -338,13 +349,13 @@ class Prompter:
                     joined = replace(
                         other, start=min(other.start, span.start), stop=max(other.stop, span.stop)
                     )
-                    strongest = max(verdict, sentence.verdict, key=_STRENGTH.index)
-                    found[index] = (joined, strongest, ranking)
+                    weakest = min(verdict, sentence.verdict, key=_STRENGTH.index)
+                    found[index] = (joined, weakest, ranking)
                     break
             else:
                 found.append((span, sentence.verdict, source.found))
         found.sort(key=lambda item: -_STRENGTH.index(item[1]))
-        return found[:_MAX_SOURCES]
+        return found[:_MAX_SOURCES], Counter(sentence.verdict for sentence in sentences)
 
 
 def _surroundings(text: str, start: int, stop: int) -> tuple[int, int]:

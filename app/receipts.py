@@ -45,8 +45,8 @@ def receipt_json(receipt: Receipt, rate: PrefillRate | None = None) -> dict[str,
     Bytes are means over the answer's steps, seconds are seconds; `ttft_s` and `tokens_per_s` are null
     where nothing was generated. `prefill_avoided_s` is an estimate: the reused tokens at
     `prefill_tokens_per_s`, the rate of this server's last `prefill_answers` answers, this one included; null
-    where nothing was measured yet. An answer on the page that was ended by the limit on its length has
-    `length_limit`, in tokens, beside these.
+    where nothing was measured yet. An answer on the page has beside these `sentences`, how many of its
+    sentences are verified, similar and unsupported, and `length_limit`, in tokens, where that ended it.
     """
     if rate is not None:
         rate.note(receipt)

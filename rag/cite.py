@@ -12,7 +12,8 @@ that stood in the prompt.
                - nothing is borrowed: a word of the sentence that the section has, it has there too;
                - both affirm or both deny.
 *similar*      the words are largely the passage's, but no one place says it like that
-*unsupported*  neither; and whatever names a number or a date that the passage does not have
+*unsupported*  neither; and whatever names a number or a date that the passage does not have, or has with
+               other measures only
 
 The rule is literal on purpose: it can be explained, and no wrong number is shown as anybody's for sounding
 right. A true sentence in other words is only *similar*. The question plays no part in it.
@@ -30,7 +31,7 @@ from typing import Literal, Protocol
 from rag import places
 from rag.claims import NEGATION, facts, lacks, normal, sentences, stands_in, without_marks
 from rag.places import Place
-from rag.quantities import EMPTY, Token, agrees, tokens, words
+from rag.quantities import EMPTY, Token, agrees, measured_otherwise, tokens, words
 
 __all__ = ["Attribution", "Citable", "Verdict", "attribute", "best_source", "facts", "sentences"]
 
@@ -124,18 +125,24 @@ class _Prepared:
             known = self.sections.get(place.section, frozenset())
             self.sections[place.section] = known | place.words
 
+    def measures_otherwise(self, claim: _Claim) -> bool:
+        """Whether a number of the claim stands here, but only with other measures."""
+        read = [self._read(place, claim) or place for place in self.places]
+        there = [(p.tokens, {t.value for t in (*p.tokens, *p.heading_tokens)}) for p in read]
+        return measured_otherwise(claim.tokens, there)
+
+    def _read(self, place: Place, claim: _Claim) -> Place | None:
+        """A row of a table with the headers that the claim speaks of; None where it contradicts them."""
+        if place.start not in self.row:
+            return place
+        table, row = self.row[place.start]
+        said = table.said(row, claim.text)
+        return replace(place, said=said) if said is not None else None
+
     def says(self, claim: _Claim, index: int, weights: dict[str, float]) -> bool:
         """Whether this one place says it, by itself or with the sentence that it refers to."""
-        place: Place | None = self.places[index]
-        if place is not None and place.start in self.row:
-            table, row = self.row[place.start]
-            said = table.said(row, claim.text)
-            place = replace(place, said=said) if said is not None else None
-        return any(
-            self._says(claim, one, weights)
-            for one in (place, places.antecedent(self.places, index))
-            if one is not None
-        )
+        readings = (self._read(self.places[index], claim), places.antecedent(self.places, index))
+        return any(self._says(claim, one, weights) for one in readings if one is not None)
 
     def _says(self, claim: _Claim, place: Place, weights: dict[str, float]) -> bool:
         if claim.denies != bool(NEGATION.search(place.said)):
@@ -177,7 +184,7 @@ def _best(
         if says is not None:
             verdict, at = "verified", says
         elif coverage >= _SIMILAR_COVERAGE and not (
-            finished and any(lacks(c, passage.normal) for c in missing)
+            finished and (any(lacks(c, passage.normal) for c in missing) or passage.measures_otherwise(claim))
         ):
             verdict = "similar"
         rank = ({"verified": 2, "similar": 1, "unsupported": 0}[verdict], coverage, -float(index))

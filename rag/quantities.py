@@ -6,7 +6,7 @@ That is all that is looked at: no grammar, no model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -47,6 +47,8 @@ _UNITS = {
     for name in names
     for alias in (name, stem(name))
 }
+#: Units in the spelling that all others are compared in.
+_MEASURES = frozenset(_UNITS.values())
 _CURRENCY = "£€$"
 _JOINING_WORDS = "and or but while whereas und oder aber et ou y o e"
 _JOINING = frozenset(_JOINING_WORDS.split())
@@ -146,6 +148,27 @@ def agrees(
         if at and (foreign - own) & _nearest(sentence, i):
             return False
     return True
+
+
+def measured_otherwise(
+    sentence: Sequence[Token], there: Sequence[tuple[Sequence[Token], Set[str]]]
+) -> bool:
+    """Whether a number of the sentence stands in a text, but nowhere with the measure that the sentence gives
+    it: "20 €" where the text only has 20 minutes. `there`: the tokens of each place,
+    and all that is said there and over it, for a measure that stands apart (in a table's header)."""
+    for i, token in enumerate(sentence):
+        unit = _unit(sentence, i) if token.counts else None
+        if unit not in _MEASURES:
+            continue
+        found = [
+            (_beside(tokens, k), about)
+            for tokens, about in there
+            for k, t in enumerate(tokens)
+            if t.kind == "number" and t.value == token.value
+        ]
+        if found and not any(unit in beside or (not beside and unit in about) for beside, about in found):
+            return True
+    return False
 
 
 def _name_before(tokens: Sequence[Token], at: int) -> str | None:

@@ -113,6 +113,8 @@ def answer_entries(
     extra = [f"*{w('answer.' + message.status)}*"] if message.status in ("stopped", "failed") else []
     if message.receipt is not None and (limit := message.receipt.get("length_limit")):
         extra.append(f"*{w('answer.length', n=limit)}*")
+    if message.receipt is not None and (line := sentences_line(message.receipt.get("sentences"), w)):
+        extra.append(line)
     extra += [" ".join(_chip(source, message.id, w) for source in sources)] if sources else []
     extra.append(_tools(message, w))
     if branch is not None and (switcher := branch.switcher(w)):
@@ -129,6 +131,16 @@ def answer_entries(
             }
         )
     return entries
+
+
+def sentences_line(counts: Mapping[str, int] | None, w: Words) -> str:
+    """How far the marks reach in an answer of several sentences: "Of 3 sentences: 1 ✓ verified, 2 ≈ similar";
+    "" where there is one, or where all are verified and each source says so."""
+    total = sum((counts or {}).values())
+    if counts is None or total < 2 or counts.get("verified") == total:
+        return ""
+    parts = [f"{counts[verdict]:,} {w('source.' + verdict)}" for verdict in _VERDICTS if counts.get(verdict)]
+    return f"*{w('answer.sentences', n=total, parts=w('answer.comma').join(parts))}*"
 
 
 def verdict_words(verdict: str | None, w: Words) -> str:

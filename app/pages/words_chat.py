@@ -142,6 +142,8 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
         "Ended at the length limit of {n:,} token.|Ended at the length limit of {n:,} tokens.",
         "答案達到 {n:,} 個 token 的長度上限，就此結束。",
     ),
+    "answer.sentences": ("Of {n:,} sentences: {parts}.", "{n:,} 句之中：{parts}。"),
+    "answer.comma": (", ", "、"),
     "answer.failed": ("This answer could not be finished.", "這個答案沒能完成。"),
     "answer.passage_now": ("Best passage found, while the answer is being written:", "答案撰寫中，先看找到的最佳段落："),
     "answer.edit": ("Edit", "編輯"),

@@ -73,10 +73,14 @@ async def test_a_passage_knows_the_title_and_the_headings_over_it(runtime: Runti
         answer_tokens=16,
     )  # fmt: skip
     assert built.placed[0].headings == ((0, "The lighthouse"),)
-    references = await runtime.prompter.attribute("The lighthouse has a lamp that burns rape oil.", built)
-    assert references[0].verdict == "verified"
-    references = await runtime.prompter.attribute("The bakery has a lamp that burns rape oil.", built)
-    assert references[0].verdict == "similar"
+    cited = await runtime.prompter.attribute("The lighthouse has a lamp that burns rape oil.", built)
+    assert cited.references[0].verdict == "verified"
+    cited = await runtime.prompter.attribute("The bakery has a lamp that burns rape oil.", built)
+    assert cited.references[0].verdict == "similar"
+    both = "The lighthouse has a lamp that burns rape oil. The bakery has a lamp that burns rape oil. Moo 77."
+    cited = await runtime.prompter.attribute(both, built)
+    assert cited.sentences == {"verified": 1, "similar": 1, "unsupported": 1}
+    assert cited.references[0].verdict == "similar"  # one place, and not all that leans on it is said there
 
 
 async def test_scopes_are_the_servers(runtime: Runtime, engine: FakeEngine) -> None:
@@ -470,3 +474,11 @@ async def test_a_prompt_of_several_passages_begins_with_what_is_in_memory(
     monkeypatch.setattr(type(engine), "resident_tokens", lambda self, segments: resident(segments))
     await ask(runtime, BOB)
     assert documents() == ["sample-lighthouse", "sample-bakery"]
+
+
+def test_an_answer_of_several_sentences_says_how_far_the_marks_reach() -> None:
+    w = ENGLISH
+    line = transcript.sentences_line({"verified": 1, "similar": 1, "unsupported": 1}, w)
+    assert line == "*Of 3 sentences: 1 ✓ verified, 1 ≈ similar, 1 ? unsupported.*"
+    for whole in ({"verified": 2}, {"similar": 1}, {}, None):
+        assert transcript.sentences_line(whole, w) == ""
