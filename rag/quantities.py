@@ -150,9 +150,7 @@ def agrees(
     return True
 
 
-def measured_otherwise(
-    sentence: Sequence[Token], there: Sequence[tuple[Sequence[Token], Set[str]]]
-) -> bool:
+def measured_otherwise(sentence: Sequence[Token], there: Sequence[tuple[Sequence[Token], Set[str]]]) -> bool:
     """Whether a number of the sentence stands in a text, but nowhere with the measure that the sentence gives
     it: "20 €" where the text only has 20 minutes. `there`: the tokens of each place,
     and all that is said there and over it, for a measure that stands apart (in a table's header)."""
