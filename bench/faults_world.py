@@ -16,6 +16,7 @@ import socket
 import sqlite3
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ LAST_BYTES = 16 * 2**20
 FREE_S = 90.0
 #: What 16 unread answers may cost beside the KV pool; they have some 300 KB each.
 GROWN_MIB = 128.0
+#: So much of an answer is looked at: the head, and of a refusal the sentence.
+BEGINNING_BYTES = 2_048
 #: A file of the server's may grow to this where no file system of its own could be mounted.
 FILE_BYTES = 4_096
 
@@ -119,7 +122,7 @@ async def _closed(reader: asyncio.StreamReader) -> int:
 
 async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     """Programs that ask the model itself (a search might refuse) for long answers and never read them."""
-    model = server.status().get("model")
+    model = await asyncio.to_thread(server.model)
     body = json.dumps(
         {"model": model, "stream": True, "max_tokens": 192, "logprobs": True, "top_logprobs": 20,
          "messages": [{"role": "user", "content": "Write a long story about an island."}]}
@@ -155,9 +158,11 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     finally:
         for plain in sockets:
             plain.close()
-    taken = sum(beginning == b"HTTP/1.1 200" for beginning in said.values())
+    taken = sum(beginning.startswith(b"HTTP/1.1 200") for beginning in said.values())
     if most < NOT_READING or taken < NOT_READING:
-        raise Unreached(f"{most} requests at once at most; {NOT_READING} programs got {list(said.values())}")
+        raise Unreached(
+            f"{most} requests at once at most; of {NOT_READING} programs {taken} were taken{_refusals(said)}"
+        )
     return (
         {"programs": NOT_READING, "taken": taken, "at_once": most,
          "engine_free_again_after_s": None if free is None else round(free, 1),
@@ -167,10 +172,21 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     )  # fmt: skip
 
 
+def _refusals(said: dict[socket.socket, bytes]) -> str:
+    """What the programs that were not taken were told: status line and body, each once, with how many."""
+    told: Counter[str] = Counter()
+    for beginning in said.values():
+        head, _, body = beginning.decode("utf-8", "replace").partition("\r\n\r\n")
+        status = head.partition("\r\n")[0]
+        if not status.startswith("HTTP/1.1 200"):
+            told[f"{status}: {' '.join(body.split())}"] += 1
+    return "".join(f"; {count} got {what}" for what, count in told.items())
+
+
 def _beginning(plain: socket.socket) -> dict[socket.socket, bytes]:
     """How its answer begins, without taking it out of the connection; nothing where nothing has come."""
     try:
-        return {plain: plain.recv(12, socket.MSG_PEEK | socket.MSG_DONTWAIT)}
+        return {plain: plain.recv(BEGINNING_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)}
     except OSError:
         return {}
 

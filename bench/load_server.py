@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
+from app.openai_api import SEARCHING_MODEL
 from bench.resident import Resident, resident
 
 START_S = 300.0
@@ -105,6 +106,21 @@ class ServerProcess:
         except (httpx.HTTPError, ValueError):
             return {}
         return status
+
+    def model(self) -> str:
+        """The bare model's name, as programs ask for it (a health check tells strangers none).
+
+        Raises `ServerFailed` where the server lists none.
+        """
+        try:
+            answer = httpx.get(f"{self.url}/v1/models", timeout=5.0, trust_env=False)
+            names = [str(model["id"]) for model in answer.raise_for_status().json()["data"]]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            raise ServerFailed(f"The server lists no models: {type(error).__name__}: {error}") from error
+        bare = [name for name in names if name != SEARCHING_MODEL]
+        if not bare:
+            raise ServerFailed(f"The server lists no model beside the search: {names}")
+        return bare[0]
 
     def sample(self) -> Sample:
         """Memory and work now."""

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -46,6 +47,9 @@ class Fake(ServerProcess):
 
     def status(self) -> dict[str, Any]:
         return self.told
+
+    def model(self) -> str:
+        return "m"
 
     def check(self) -> dict[str, Any]:
         return {"problems": []}
@@ -224,6 +228,36 @@ async def test_slow_programs_that_never_leave_have_not_held(
             await not_reading(server)
         for writer in accepted:
             writer.close()
+
+
+async def test_slow_programs_that_are_refused_say_what_they_were_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'HTTP/1.1 400 Bad Request\r\nx-a: b\r\n\r\n{"error": "model: not a text"}')
+
+    monkeypatch.setattr(faults_world, "FREE_S", 0.6)
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listening:
+        server = Fake(tmp_path, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", running=1)
+        server.alive = Alive(psutil.Process().pid)
+        with pytest.raises(Unreached, match=r'0 were taken; 16 got HTTP/1.1 400 .*: {"error": "model: not'):
+            await not_reading(server)
+
+
+def test_programs_ask_for_the_bare_model_that_the_server_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = {"data": [{"id": "coread"}, {"id": "tiny"}]}
+
+    def get(url: str, **_: Any) -> httpx.Response:
+        return httpx.Response(200, json=listed, request=httpx.Request("GET", url))
+
+    monkeypatch.setattr(httpx, "get", get)
+    server = ServerProcess(tmp_path / "data", tmp_path / "log")
+    assert server.model() == "tiny"
+    del listed["data"][1]
+    with pytest.raises(ServerFailed, match=r"no model beside the search: \['coread'\]"):
+        server.model()
 
 
 async def test_half_open_connections_that_the_server_keeps_have_not_held(
