@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 
 from tests.e2e.conftest import Person, Served
 
@@ -63,6 +63,57 @@ async def test_every_page(served: Served, browser: Browser, scheme: str) -> None
         await ann.page.wait_for_load_state("networkidle" if path == "/profile" else "load")
         found[path] = await findings(ann.page)
     assert {state: lines for state, lines in found.items() if lines} == {}
+
+
+async def tab_stops(page: Page) -> list[tuple[str, float, float]]:
+    """Name, left and right edge (CSS px) of everything that Tab reaches from the question box, once round."""
+    stops: list[tuple[str, float, float]] = []
+    box = page.locator("#cr-ask textarea")
+    await box.focus()
+    for _ in range(80):
+        await page.keyboard.press("Tab")
+        stop = await page.evaluate(
+            "(() => { const e = document.activeElement, r = e.getBoundingClientRect();"
+            " return [e.getAttribute('aria-label') || e.innerText || e.id || e.tagName, r.left, r.right];"
+            " })()"
+        )
+        stops.append((str(stop[0]), float(stop[1]), float(stop[2])))
+        if await box.evaluate("e => e === document.activeElement"):
+            return stops
+    raise AssertionError(f"Tab does not come round to the question box: {stops}")
+
+
+async def test_the_keyboard_stays_on_the_screen_and_opens_the_sidebar(
+    served: Served, browser: Browser
+) -> None:
+    context = await browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-GB")
+    ann = Person(context, await context.new_page(), served.url)
+    await ann.load()
+    await ann.ask("When was the lighthouse on Gull Rock built?")
+    await ann.answered()
+    page = ann.page
+    sidebar, new = page.locator(".sidebar").first, page.get_by_role("button", name="New conversation")
+    await expect(sidebar.locator("#cr-history input")).to_have_count(1)  # all that a sidebar can have
+    for width in (1280, 390):
+        await page.set_viewport_size({"width": width, "height": 844})
+        await expect(new).to_be_hidden()
+        stops = await tab_stops(page)
+        assert [stop for stop in stops if stop[1] < 0 or stop[2] > width] == []
+        assert "Toggle Sidebar" in {name for name, *_ in stops}
+        toggle = page.get_by_role("button", name="Toggle Sidebar")
+        for by_keyboard in (True, False):
+            for shown in (True, False):
+                if by_keyboard:
+                    await toggle.focus()
+                    await page.keyboard.press("Enter")
+                else:
+                    await toggle.click()
+                await (expect(new).to_be_visible() if shown else expect(new).to_be_hidden())
+                if shown:
+                    await expect(new).to_be_in_viewport(ratio=1)
+                    await page.keyboard.press("Tab")
+                    await expect(new).to_be_focused()
+    ann.assert_unharmed()
 
 
 async def test_the_check_sees_a_fault(browser: Browser, tmp_path: Path) -> None:
