@@ -82,11 +82,11 @@ class Question:
     gold: tuple[GoldSpan, ...]
 
 
+#: The packaged model answers these right at the first click: `python -m bench.suggested` asks it, and with
+#: `--all` what they were chosen from.
 _SUGGESTED = (
     "How long does the crossing from Ardmoor to Pellan take?",
-    "What is the greatest depth in which the Petrel 260 may be moored?",
     "How large was the loss in the fire at Corran Slip?",
-    "Who put the two stones of the Millhaven pier back?",
     "How many votes does a member with ten shares have?",
     "What is the goat on Outer Ebb called?",
 )
@@ -159,5 +159,5 @@ def _parse_question(line: str, number: int) -> Question:
 
 
 def suggested_questions() -> list[str]:
-    """Six questions of the dev half that the documents answer, for an empty chat page."""
+    """Four questions of the dev half that the documents answer, for an empty chat page."""
     return list(_SUGGESTED)
