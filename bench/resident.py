@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels import huge_pages
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -38,7 +40,8 @@ def resident(process: int, pool_bytes: int) -> Resident:
 def parsed(smaps: str, pool_bytes: int) -> Resident:
     """The same from the text of `/proc/PID/smaps`.
 
-    The pool is one allocation, so it lies in one anonymous mapping: the smallest that can hold it.
+    The pool is one allocation, so it lies in one anonymous mapping: the smallest that can hold it. Where it
+    is on huge pages, what of it fills whole ones is a mapping of its own, and the two ends are in others.
     """
     anonymous: list[tuple[int, int]] = []
     files, size, named = 0, 0, False
@@ -52,6 +55,7 @@ def parsed(smaps: str, pool_bytes: int) -> Resident:
                 files += int(fields[1]) * 1024
             else:
                 anonymous.append((size, int(fields[1]) * 1024))
-    holding = min((found for found in anonymous if pool_bytes and found[0] >= pool_bytes), default=(0, 0))
+    least = pool_bytes - 2 * huge_pages.SIZE if pool_bytes > 4 * huge_pages.SIZE else pool_bytes
+    holding = min((found for found in anonymous if pool_bytes and found[0] >= least), default=(0, 0))
     pool = min(holding[1], pool_bytes)
     return Resident(pool, files, sum(rss for _, rss in anonymous) - pool, holding[0])

@@ -38,6 +38,12 @@ def test_the_pool_is_the_smallest_mapping_that_holds_it() -> None:
     assert found.beside_pool == found.total - found.pool
 
 
+def test_a_pool_on_huge_pages_lies_in_a_mapping_without_its_ends() -> None:
+    found = parsed(SMAPS, 131 * MB)  # its mapping has 128 MiB and 64 KiB
+    assert found.pool_mapping == 0x8010000
+    assert found.pool == 65_536 * KB
+
+
 def test_no_more_is_the_pool_than_it_has_bytes() -> None:
     assert parsed(SMAPS, 32 * MB).pool == 32 * MB
     assert parsed(SMAPS, 4_096 * MB).pool == parsed(SMAPS, 0).pool == 0
