@@ -76,10 +76,12 @@ class Attribution:
 
 
 def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
-    """One attribution for each sentence of the answer, in order. Ties go to the earlier passage."""
+    """One attribution for each sentence of the answer, in order. Ties go to the earlier passage. What claims
+    nothing (the number of a list item on its own, the "The" at which an answer was cut) is no sentence."""
     prepared = [_Prepared(p.text, p.headings) for p in passages]
     weights = _weights(prepared)
-    return [_best(answer, span, prepared, weights) for span in sentences(answer)]
+    spans = [(a, b) for a, b in sentences(answer) if words(without_marks(answer[a:b]))]
+    return [_best(answer, span, prepared, weights) for span in spans]
 
 
 def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:

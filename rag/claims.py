@@ -45,7 +45,7 @@ DATES = re.compile(
 )
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 #: What a list puts before its items, and what points at a source: no numbers of the sentence.
-_NO_CLAIM = re.compile(r"^\s*\d+[.)]\s+|\[\d+\]")
+_NO_CLAIM = re.compile(r"^\s*\d+[.)](?:\s+|\Z)|\[\d+\]")
 
 
 def sentences(text: str) -> list[tuple[int, int]]:

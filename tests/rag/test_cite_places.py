@@ -186,3 +186,12 @@ def test_what_should_or_must_be_done_is_still_done_every_nine_months() -> None:
 )
 def test_a_number_that_only_has_another_measure_is_unsupported(text: str, answer: str, expected: str) -> None:
     assert verdict(text, "", answer) == expected
+
+
+def test_what_claims_nothing_is_no_sentence_and_bears_no_mark() -> None:
+    rules = Passage(1, "1. Members clean the wheel within 15 minutes.\n2. Children must not use the kiln.")
+    answer = "Nothing here is so:\n\n1.\n2.\n\nMembers clean the wheel within 15 minutes. The"
+    found = [(answer[a.start : a.end], a.verdict) for a in attribute(answer, [rules])]
+    assert ("Members clean the wheel within 15 minutes.", "verified") in found
+    assert [text for text, _ in found if text.strip("12.\n ") in ("", "The")] == []
+    assert attribute("1. 2. The", [rules]) == []
