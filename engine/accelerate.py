@@ -19,6 +19,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ from engine.linear import (
 from engine.matrix_llama import MatrixLlama
 from engine.model import LoadedModel
 from engine.small_ops import SmallOps, TorchOps
+from engine.step_times import in_turns
 from kernels.api import AttentionBackend
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,8 @@ class Acceleration:
 
     few        roles whose products are 4-bit in steps of at most `few_rows` tokens
     nll_few    likelihood with these
-    decoder    "fused", or "matrix": the whole step on the processor's matrix unit
+    decoder    "fused", or "matrix": the whole step on the processor's matrix unit, where nothing was timed
+               product by product (`microseconds` is empty) and no small operations stand between (`ops`)
     """
 
     kinds: dict[str, str]
@@ -296,28 +299,21 @@ def _measure(
 ) -> list[list[float]]:
     """Microseconds a call of each candidate for each of `row_counts`, quantising the input included.
 
-    A candidate's products are used in turn, so that their weights come from memory as in service. The
-    candidates take turns too, so that whatever else the machine does meets all of them; the smallest value
-    counts.
+    A candidate's products are used one after another, so that their weights come from memory as in service.
     """
     result: list[list[float]] = [[] for _ in candidates]
     for rows in row_counts:
         x = torch.randn((rows, candidates[0][0].in_features)).to(torch.bfloat16)
-        best = [math.inf] * len(candidates)
-        spent, count = 0.0, 0
-        while count < 5 or spent < budget_s:
-            for place, products in enumerate(candidates):
-                product = products[count % len(products)]
-                started = time.perf_counter()
-                product(ops.cast(x, product.quantised).values)
-                passed = time.perf_counter() - started
-                if count:  # the first call of a shape pays for code generation
-                    best[place] = min(best[place], passed)
-                spent += passed
-            count += 1
+        calls = [partial(_multiply, products, ops, x) for products in candidates]
+        best = in_turns(calls, 5, budget_s)
         for place, seconds in enumerate(best):
             result[place].append(round(seconds * 1e6, 1))
     return result
+
+
+def _multiply(products: Sequence[Linear], ops: SmallOps, x: Tensor, turn: int) -> None:
+    product = products[turn % len(products)]
+    product(ops.cast(x, product.quantised).values)
 
 
 def _choice_path(model: LoadedModel, cache_dir: Path | None) -> Path | None:

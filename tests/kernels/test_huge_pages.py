@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +26,10 @@ class _Libc:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     libc = _Libc()
-    make: Callable[[object], _Libc] = lambda _: libc  # noqa: E731
+
+    def make(_: object) -> _Libc:
+        return libc
+
     monkeypatch.setattr(ctypes, "CDLL", make)
     return libc.asked
 
