@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.openai_schema import ApiRefusal, ChatMessage
-from rag.template import LiteralEncoder
+from rag.template import LiteralEncoder, encode_fixed
 
 #: Encoded texts that are kept: clients of a stateless API send the same long texts again and again.
 _CACHED_TOKENS = 500_000
@@ -43,10 +43,10 @@ class MessageEncoder:
                     f"This model's template has no place for a {message.role} message there.",
                     param="messages",
                 )
-            ids += self._fixed(rendered[place:found])
+            ids += encode_fixed(self._tokenizer, rendered[place:found])
             ids += self._text(message.content)
             place = found + len(mark)
-        return tuple(ids + self._fixed(rendered[place:]))
+        return (*ids, *encode_fixed(self._tokenizer, rendered[place:]))
 
     def _render(self, messages: Sequence[ChatMessage], marks: Sequence[str]) -> str:
         plain = [
@@ -62,9 +62,6 @@ class MessageEncoder:
                 f"This model's chat template refuses these messages: {str(error)[:200]}", param="messages"
             ) from None
         return str(text)
-
-    def _fixed(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def _text(self, text: str) -> tuple[int, ...]:
         with self._lock:

@@ -32,6 +32,7 @@ from app.settings import Settings
 from app.store import MIGRATIONS, Store
 from engine.errors import EngineError
 from rag.datadir import DataDir
+from rag.errors import RagError
 
 if TYPE_CHECKING:
     from engine.service import EngineService, EngineStatus
@@ -233,6 +234,7 @@ class Runtime:
             suggested = await self._knowledge.seed_suggested() if self.settings.sample else []
             if answering:
                 await self._open_answering(self._engine, self._knowledge, self._store, self._library)
+                await self._load_search_model(self._library)
                 await self._read_suggested(self._knowledge, suggested)
             queued = await self._knowledge.seed() if self.settings.sample else []
             self._state, self._detail = "ready", "Ready."
@@ -278,6 +280,15 @@ class Runtime:
         if not self.settings.open_to_all and accounts.setup_token is not None:
             shown = "of COREAD_SETUP_TOKEN" if accounts.setup_token_chosen else accounts.setup_token
             log.warning("There is no administrator yet: open /set-up and give the token %s", shown)
+
+    async def _load_search_model(self, library: AsyncLibrary) -> None:
+        """Whoever comes when all is ready shares the machine with nothing that still loads. Without this
+        model conversations go on, and a search says what is missing."""
+        self._detail = "Warming up: loading the search model."
+        try:
+            await library.warm_up()
+        except RagError as error:
+            log.warning("searches do not work: %s", sentence(error))
 
     async def _read_suggested(self, knowledge: Knowledge, documents: list[str]) -> None:
         """Wait for what the page's suggested questions are answered from, so that a click on one at once is

@@ -69,6 +69,9 @@ class AsyncLibrary:
     async def replace_document(self, document_id: str, name: str, data: bytes, by: str) -> None:
         await self._run(self.library.replace_document, document_id, name, data, by)
 
+    async def warm_up(self) -> None:
+        await self._run(self.library.warm_up)
+
     async def retry_document(self, document_id: str) -> None:
         await self._run(self.library.retry_document, document_id)
 

@@ -313,6 +313,10 @@ class Library:
         """Whether the hits of a search for `query` look as if they held an answer; see `rag.gate`."""
         return self.searcher.answerability(query, hits, readable, history)
 
+    def warm_up(self) -> None:
+        """Wait until what a search needs is loaded. Raises `EmbedderUnavailable` where it can't be."""
+        _ = self._embedder.dimension
+
     def check(self) -> CheckReport:
         """Compare SQLite, vector index, lexical index and files. Changes nothing."""
         return check(self._db, self._data_dir, self.indexes)

@@ -10,6 +10,7 @@ the same ids, which is what sharing rests on.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,9 @@ _SYSTEM, _USER, _ASSISTANT = (
 #: What templates ask for when they want the day's date. Any fixed day does; a clock must not be in a prompt.
 _FIXED_DATE = "01 Jan 2025"
 _MARKER = re.compile(r"[<\[(|{].*[>\])|}]", re.S)
+#: A fast tokenizer keeps `split_special_tokens` as a state of its own while it encodes: of two threads, one
+#: with it and one without, each can get the other's tokens. So everybody encodes in turn.
+_TURN = threading.Lock()
 
 
 class Tokenizer(Protocol):
@@ -36,8 +40,17 @@ class Tokenizer(Protocol):
     encode: Callable[..., Any]
 
 
+def encode_fixed(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a piece of the template, in which control tokens are what they are. May be called from any
+    thread."""
+    if not text:
+        return ()
+    with _TURN:
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
 class LiteralEncoder:
-    """Text to ids such that no text, whatever it holds, becomes a control token.
+    """Text to ids such that no text, whatever it holds, becomes a control token. Thread-safe.
 
     `split_special_tokens=True` does that for tokens that are marked special; markers that a tokenizer adds
     without marking them ("<think>") are cut after their first character.
@@ -71,7 +84,8 @@ class LiteralEncoder:
         return ids
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        with _TURN:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +150,11 @@ class ChatTemplate:
             )
         literal = LiteralEncoder(tokenizer)
 
-        def fixed(text: str) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(text, add_special_tokens=False)) if text else ()
-
         return cls(
-            opening=fixed(opening),
-            preamble_end=fixed(preamble_end) if system else literal(preamble_end),
-            user_end=fixed(user_end),
-            answer_end=fixed(answer_ends.pop()),
+            opening=encode_fixed(tokenizer, opening),
+            preamble_end=encode_fixed(tokenizer, preamble_end) if system else literal(preamble_end),
+            user_end=encode_fixed(tokenizer, user_end),
+            answer_end=encode_fixed(tokenizer, answer_ends.pop()),
             has_system=system,
         )
 

@@ -24,6 +24,7 @@ from rag.aio import AsyncLibrary
 from rag.database import Database
 from rag.datadir import DataDir
 from rag.embed import Vectors
+from rag.errors import EmbedderUnavailable
 from rag.library import Library
 from tests.app.conftest import FakeParts
 from tests.rag.conftest import HashEmbedder
@@ -150,4 +151,33 @@ async def test_without_the_sample_nothing_is_waited_for(tmp_path: Path) -> None:
         assert not embedder.asked.is_set()
         assert await runtime.knowledge.documents(ANN) == []
     finally:
+        await runtime.stop()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+async def test_ready_waits_for_the_search_model_and_goes_on_without_one(
+    missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, asked = threading.Event(), threading.Event()
+
+    def load(library: Library) -> None:
+        asked.set()
+        assert loaded.wait(60)
+        if missing:
+            raise EmbedderUnavailable("The model is not there.")
+
+    monkeypatch.setattr(Library, "warm_up", load)
+    runtime = Runtime(load_settings(data_dir=tmp_path / "d", sample=False), SlowParts())
+    runtime.open()
+    runtime.start()
+    try:
+        await asyncio.to_thread(asked.wait, 60)
+        assert not runtime.ready
+        assert runtime.detail == "Warming up: loading the search model."
+        loaded.set()
+        await runtime.wait_ready()
+        assert runtime.ready
+        assert ("searches do not work: The model is not there." in caplog.text) is missing
+    finally:
+        loaded.set()
         await runtime.stop()
