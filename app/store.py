@@ -9,6 +9,7 @@ A conversation that is not the caller's is reported exactly as one that does not
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -164,6 +165,8 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        #: How often a right was given or taken: what was looked up while it was the same may still be read.
+        self.rights = 0
 
     # -- who may read what ------------------------------------------------------------------------------
 
@@ -180,13 +183,12 @@ class Store:
 
     async def grant(self, collection_id: str, reader: str) -> None:
         """Let `reader` (a principal's id or `EVERYBODY`) read the collection."""
-        sql = "INSERT OR IGNORE INTO app_grants VALUES (?, ?)"
-        await self._db.write(lambda c: c.execute(sql, (collection_id, reader)).rowcount)
+        await self._change_rights("INSERT OR IGNORE INTO app_grants VALUES (?, ?)", collection_id, reader)
 
     async def revoke(self, collection_id: str, reader: str) -> None:
         """Take the right to read away again; the next turn of every conversation sees it."""
         sql = "DELETE FROM app_grants WHERE collection_id = ? AND reader = ?"
-        await self._db.write(lambda c: c.execute(sql, (collection_id, reader)).rowcount)
+        await self._change_rights(sql, collection_id, reader)
 
     async def readers(self, collection_id: str) -> frozenset[str]:
         """Who may read the collection: principals' ids and `EVERYBODY`. For its owner only."""
@@ -196,8 +198,15 @@ class Store:
 
     async def forget_collection(self, collection_id: str) -> None:
         """The collection is gone: so are the rights to read it."""
-        sql = "DELETE FROM app_grants WHERE collection_id = ?"
-        await self._db.write(lambda c: c.execute(sql, (collection_id,)).rowcount)
+        await self._change_rights("DELETE FROM app_grants WHERE collection_id = ?", collection_id)
+
+    async def _change_rights(self, sql: str, *values: str) -> None:
+        def changed(_: object) -> None:
+            self.rights += 1
+
+        written = asyncio.ensure_future(self._db.write(lambda c: c.execute(sql, values).rowcount))
+        written.add_done_callback(changed)
+        await asyncio.shield(written)  # counted once it is so, even where nobody waits for it any longer
 
     # -- documents that are kept in memory ----------------------------------------------------------------
 

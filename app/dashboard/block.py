@@ -6,6 +6,8 @@ block's text stands on, and where the block lies in its chain.
 
 from __future__ import annotations
 
+import asyncio
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,19 +64,27 @@ async def _place(runtime: Runtime, principal: Principal | None, view: BlockView)
         document = await runtime.knowledge.document(readable, next(iter(view.documents)))
     except NotFoundHere:
         return None, ""
-    return place_of(document, str(runtime.engine.tokenizer.decode(list(view.tokens))))
+    decode = runtime.engine.tokenizer.decode
+    # A document may be megabytes of one word: nothing that goes through all of it runs on the event loop.
+    return await asyncio.to_thread(lambda: place_of(document, str(decode(list(view.tokens)))))
 
 
 def place_of(document: DocumentText, text: str) -> tuple[int | None, str]:
-    """The page, or else the section, that holds `text`; nothing where it is in none or in several."""
+    """The page, or else the section, that holds `text`; nothing where it is in none or in several.
+
+    Looks for it once in each section at most, and no further than the second place.
+    """
     text = text.strip()
-    starts, at = [], document.text.find(text) if len(text) >= _TELLING else -1
+    begins = [section.start for section in document.sections]
+    at = document.text.find(text, begins[0]) if begins and len(text) >= _TELLING else -1
+    found: tuple[int | None, str] | None = None
     while at >= 0:
-        starts.append(at)
-        at = document.text.find(text, at + 1)
-    places: set[tuple[int | None, str]] = set()
-    for start in starts:
-        section = next((s for s in reversed(document.sections) if s.start <= start), None)
-        if section is not None:
-            places.add((section.page, "") if section.page is not None else (None, section.title))
-    return places.pop() if len(places) == 1 else (None, "")
+        number = bisect_right(begins, at) - 1
+        section = document.sections[number]
+        place = (section.page, "") if section.page is not None else (None, section.title)
+        if found is not None and place != found:
+            return None, ""
+        found = place
+        # Whatever else of it begins in this section is in the same place.
+        at = document.text.find(text, begins[number + 1]) if number + 1 < len(begins) else -1
+    return found if found is not None else (None, "")

@@ -26,13 +26,16 @@ NOBODY = Principal("anonymous", "nobody")
 @dataclass(frozen=True, slots=True)
 class Names:
     """`own`: id -> title of the viewer's conversations (and of scripted readers), newest first; `titles`: id
-    -> title of the documents that the viewer may read."""
+    -> title of the documents that the viewer may read, `homes`: id -> their collections."""
 
     at: float
     own: Mapping[str, str]
     titles: Mapping[str, str]
+    homes: Mapping[str, str]
     #: `Store.commits` before they were looked up.
     commits: int
+    #: `Store.rights` before it was last asked what the viewer may read.
+    rights: int
     #: Conversations that were asked for and are not the viewer's.
     foreign: set[str] = field(default_factory=set)
 
@@ -55,6 +58,9 @@ class Viewers:
         commits = self._runtime.store.commits
         if found is None or age > STILL_S or (age > NAMES_S and commits != found.commits):
             found = await self._look_up(principal, commits)
+            self._keep(key, found)
+        elif found.rights != self._runtime.store.rights:
+            found = await self._still_readable(principal, found)
             self._keep(key, found)
         scripted = self._runtime.demo.conversations(found.titles)
         if (
@@ -82,8 +88,18 @@ class Viewers:
 
     async def _look_up(self, principal: Principal | None, commits: int) -> Names:
         runtime, own = self._runtime, {}
+        rights = runtime.store.rights
         if principal is not None:
             talks = await runtime.store.conversations(principal)
             own = {talk.id: talk.title or "Untitled" for talk in talks}
         documents = await runtime.knowledge.documents(principal if principal is not None else NOBODY)
-        return Names(time.monotonic(), own, {view.id: view.title for view in documents}, commits)
+        titles = {view.id: view.title for view in documents}
+        homes = {view.id: view.collection_id for view in documents}
+        return Names(time.monotonic(), own, titles, homes, commits, rights)
+
+    async def _still_readable(self, principal: Principal | None, names: Names) -> Names:
+        """The same without what the viewer may no longer read: a right that was taken is gone at once."""
+        rights = self._runtime.store.rights
+        readable = await self._runtime.store.readable(principal if principal is not None else NOBODY)
+        titles = {id: title for id, title in names.titles.items() if names.homes[id] in readable}
+        return replace(names, titles=titles, rights=rights)

@@ -8,6 +8,7 @@ import gzip
 import inspect
 import json
 import re
+import threading
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,48 @@ def test_a_block_is_placed_on_its_page_or_in_its_section() -> None:
     assert place_of(paged, "something else altogether") == place_of(paged, "The") == (None, "")
 
 
+class Counted(str):
+    """A text that counts how often something is looked for in it."""
+
+    looks = 0
+
+    def find(self, *what: Any) -> int:
+        self.looks += 1
+        return super().find(*what)
+
+
+@pytest.mark.parametrize(("page", "most"), [(None, 3), (7, 1_001)])
+def test_a_text_that_repeats_is_placed_in_proportion(page: int | None, most: int) -> None:
+    """A thousand short sections of one word: whoever reads them hovers over a block of that word."""
+    body = "ab " * 40
+    sections = tuple(
+        SectionText(i, f"Part {i}", 1, i * len(body), (i + 1) * len(body), body, page) for i in range(1_000)
+    )
+    text = Counted(body * 1_000)
+    placed = place_of(DocumentText("d", "c", "d.md", "D", 1, text, sections), "ab ab ab ab ab a")
+    assert placed == ((page, "") if page else (None, ""))
+    assert text.looks <= most
+
+
+async def test_a_block_is_placed_off_the_event_loop(
+    runtime: Runtime, engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, _ = runtime.signer.issue()
+    talk = await ask(runtime, ann, "When does the bakery open?", "sample-bakery")
+    on: list[int] = []
+
+    def noted(document: DocumentText, text: str) -> tuple[int | None, str]:
+        on.append(threading.get_ident())
+        return place_of(document, text)
+
+    monkeypatch.setattr("app.dashboard.block.place_of", noted)
+    feed = DashboardFeed(runtime)
+    for block in (await feed.read(ann, Asked(talk)))["mine_blocks"]:
+        assert (await feed.block(ann, block) or {})["known"]
+    assert on
+    assert threading.get_ident() not in on
+
+
 @pytest.mark.parametrize("block", [-1, 300, 10**9, None, "0", 1.5, [0]])
 async def test_what_is_no_block_has_no_answer(runtime: Runtime, block: Any) -> None:
     assert await DashboardFeed(runtime).block(None, block) is None
@@ -226,6 +269,30 @@ async def test_names_are_looked_up_again_only_after_something_was_written(
     talk = await runtime.store.create(ann, "Bread")
     await runtime.store.add_message(ann, talk.id, None, "user", "When does the bakery open?")
     assert (await viewers.names(ann)).own == {talk.id: "Bread"}
+
+
+async def test_a_right_that_was_taken_takes_the_titles_at_once(runtime: Runtime, engine: SmallEngine) -> None:
+    """The block under the pointer, its place, the tree: all of them, on the next request."""
+    ann, _ = runtime.signer.issue()
+    bob, _ = runtime.signer.issue()
+    diary = "# Zanzibar diary\n\n" + "Rain over the harbour. " * 30
+    document = await runtime.knowledge.upload(ann, "diary.md", diary.encode())
+    async for _ in runtime.knowledge.progress(ann, document, 0.1):
+        pass
+    home = (await runtime.knowledge.readable_info(ann, document)).collection_id
+    await runtime.store.grant(home, bob.id)
+    hers = await ask(runtime, ann, "What does the quokka eat?", document)
+    feed = DashboardFeed(runtime)
+    blocks = (await feed.read(ann, Asked(hers)))["mine_blocks"]
+    named = {b: (await feed.block(bob, b) or {})["documents"] for b in blocks}
+    block = next(b for b, documents in named.items() if "Zanzibar" in documents)
+    assert "Zanzibar" in json.dumps(await feed.read(bob, Asked.everything()))
+    await runtime.store.revoke(home, bob.id)
+    told = await feed.block(bob, block)
+    assert told is not None
+    assert (told["documents"], told["hidden"], told["known"]) == ("", 1, False)
+    assert "Zanzibar" not in json.dumps(await feed.read(bob, Asked.everything()))
+    assert "Zanzibar" in (await feed.block(ann, block) or {})["documents"], "hers stays hers"
 
 
 async def test_one_look_serves_all_viewers(runtime: Runtime, engine: SmallEngine) -> None:
