@@ -1,11 +1,13 @@
 """Choosing the fastest decoder that is accurate enough, on the machine it will run on.
 
 In order: is the architecture one that `FastLlama` computes; do its logits equal the model's own
-(conformance, tight); which form of each product is fastest here (measured, not assumed); how many of the
-8-bit ones can be afforded (likelihood on a fixed text, at most `BUDGET` worse than transformers' own); the
-same once more for 4-bit products in steps of a handful of tokens; and whether the whole step runs faster on
-the processor's matrix unit (`engine.matrix_llama`), which has no use for the 4-bit ones. The choice is kept
-in the cache directory, because measuring takes some seconds and the machine stays the same.
+(conformance, tight); does the whole step run faster on the processor's matrix unit (`engine.matrix_llama`,
+as many products in 8 bits as can be afforded) than in that decoder in 16 bits, and if so nothing else is
+tried, although a decoder of 8- and 4-bit products might come nearer to it for one reader; otherwise, which
+form of each product is fastest here (measured, not assumed); how many of the 8-bit ones can be afforded
+(likelihood on a fixed text, at most `BUDGET` worse than transformers' own); the same once more for 4-bit
+products in steps of a handful of tokens. The choice is kept in the cache directory, because measuring takes
+some seconds and the machine stays the same.
 """
 
 from __future__ import annotations
@@ -134,9 +136,14 @@ def _accelerate(
     path = _choice_path(model, cache_dir)
     known = _read(path, matrix=matrix_choice.possible(model))
     if known is not None and known.decoder == "matrix":
-        model.decoder = matrix_choice.decoder(model, known.kinds)
-        conformance.check(model, backend, block_size, REDUCED)
-        return known
+        before = model.decoder
+        try:
+            model.decoder = matrix_choice.decoder(model, known.kinds)
+            conformance.check(model, backend, block_size, REDUCED)
+            return known
+        except ModelRefused as error:
+            log.warning("The decoder that was chosen earlier is chosen anew: %s", error)
+            model.decoder, known = before, None
     if known is not None:
         model.decoder = FastLlama(model.model, model.shape.max_context, ops, lambda role: _maker("dense"))
         for role, kind in known.kinds.items():

@@ -412,4 +412,7 @@ class _RowOutput:
 
 
 def _out_of_memory(error: Exception) -> bool:
+    """Torch has a class of its own for the GPU's memory; for the CPU's it raises a plain `RuntimeError`."""
+    if isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error):
+        return True
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

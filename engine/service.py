@@ -316,7 +316,10 @@ class EngineService:
             self._die(error)
         except BaseException as error:  # whatever ends the thread, nobody may wait for it any longer
             log.exception("the engine's thread ended")
-            self._die(EngineUnavailable(f"The engine stopped working ({type(error).__name__}: {error})."))
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self._die(
+                EngineUnavailable(f"The engine stopped working ({what}); please ask again in a moment.")
+            )
 
     def _die(self, error: EngineError) -> None:
         log.error("engine failed: %s", error)

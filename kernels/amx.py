@@ -10,6 +10,7 @@ steps, and while a step lasts torch's do nothing.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -143,29 +144,38 @@ def _compile(compiler: str) -> Path:
     version = _run([compiler, "--version"])
     texts = [(FOLDER / name).read_text("utf-8") for name in (*SOURCES, *HEADERS)]
     key = hashlib.sha256("\0".join([*texts, version, *_OPTIONS]).encode()).hexdigest()[:16]
-    folder = _folder()
-    built = folder / f"amx-{key}.so"
-    if not built.exists():
-        with tempfile.TemporaryDirectory(dir=folder, prefix="amx-") as made:
-            new = Path(made) / "built.so"
-            _run([compiler, *_OPTIONS, *(str(FOLDER / name) for name in SOURCES), "-o", str(new)])
-            os.replace(new, built)  # another process may be at it as well: one of two equal files stays
+    try:
+        folder = _folder()
+        built = folder / f"amx-{key}.so"
+        if not built.exists():
+            with tempfile.TemporaryDirectory(dir=folder, prefix="amx-") as made:
+                new = Path(made) / "built.so"
+                _run([compiler, *_OPTIONS, *(str(FOLDER / name) for name in SOURCES), "-o", str(new)])
+                os.replace(new, built)  # another process may be at it as well: one of two equal files stays
+    except OSError as error:
+        raise AmxUnavailable(f"there is no place for the compiled library: {error}") from error
     return built
 
 
 def _folder() -> Path:
     """Where the library is kept: beside Python's own compiled files, else the person's cache, else for this
     process only. Never a folder that others may write to."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coread"
-    for folder in (FOLDER / "__pycache__", cache):
+    for beside_python in (True, False):
         try:
+            folder = FOLDER / "__pycache__" if beside_python else _cache()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.stat()
             if status.st_uid == os.geteuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
                 return folder
-        except OSError:
+        except (OSError, RuntimeError):  # no such folder; nobody's home
             continue
-    return Path(tempfile.mkdtemp(prefix="coread-amx-"))
+    made = tempfile.mkdtemp(prefix="coread-amx-")
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True))
+    return Path(made)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coread"
 
 
 def _run(command: list[str]) -> str:

@@ -29,6 +29,7 @@
 namespace {
 
 constexpr int TILE = 16;       // rows of a tile, and 32-bit columns of a tile
+constexpr int PAIR = 2 * TILE;  // rows that are asked together: a tile of K or V is then read half as often
 constexpr int BLOCK = 256;     // keys of a round
 constexpr int MAX_DIM = 256;
 constexpr float HIDDEN = -1e30f;  // finite: no `inf - inf`
@@ -51,10 +52,10 @@ inline void use_tiles() {
 struct Scratch {  // of one thread
   alignas(64) uint16_t key[BLOCK * MAX_DIM];
   alignas(64) uint16_t value[BLOCK * MAX_DIM];
-  alignas(64) float score[TILE * BLOCK];
-  alignas(64) uint16_t weight[TILE * BLOCK];
-  alignas(64) uint16_t query[TILE * MAX_DIM];
-  alignas(64) float out[TILE * MAX_DIM];
+  alignas(64) float score[PAIR * BLOCK];
+  alignas(64) uint16_t weight[PAIR * BLOCK];
+  alignas(64) uint16_t query[PAIR * MAX_DIM];
+  alignas(64) float out[PAIR * MAX_DIM];
 };
 
 // Rows and columns of 16 x 16 32-bit items swapped.
@@ -128,7 +129,7 @@ inline void pack_values(const Stored& value, int64_t start, int count, uint16_t*
     }
 }
 
-// 2^x for x <= 0, to 1e-7; NaN stays NaN.
+// 2^x for x <= 126, to 1e-7; NaN stays NaN.
 inline __m512 exp2_of(__m512 x) {
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 r = _mm512_sub_ps(x, whole);
@@ -141,12 +142,25 @@ inline __m512 exp2_of(__m512 x) {
   return _mm512_scalef_ps(p, whole);
 }
 
-// scores[16][padded] of a query tile; `padded` is a multiple of 32.
+// 2^x for x <= 0, to 8e-5: weights are rounded to bfloat16, to 2e-3. NaN stays NaN.
+inline __m512 weight_of(__m512 x) {
+  const __m512 r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // above the next lower integer
+  __m512 p = _mm512_set1_ps(7.802436e-2f);  // minimax fit, relative, over [0, 1]
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.2606731e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9583352e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.9992522e-1f));
+  return _mm512_scalef_ps(p, x);  // which rounds x down itself
+}
+
+// scores[16 TILES][padded] of one query tile or two; `padded` is a multiple of 32.
+template <int TILES>
 inline void scores_of(const uint16_t* query, const uint16_t* key, int padded, int dim, float* score) {
   const int steps = dim / 32, size = TILE * 32;
   for (int j = 0; j < padded; j += 32) {
     _tile_zero(0);
     _tile_zero(1);
+    if (TILES == 2) _tile_zero(2);
+    if (TILES == 2) _tile_zero(3);
     const uint16_t* tiles = key + int64_t(j / TILE) * steps * size;
     for (int step = 0; step < steps; ++step) {
       _tile_loadd(4, query + step * 32, dim * 2);
@@ -154,28 +168,46 @@ inline void scores_of(const uint16_t* query, const uint16_t* key, int padded, in
       _tile_loadd(7, tiles + (steps + step) * size, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
+      if (TILES == 2) {
+        _tile_loadd(5, query + TILE * dim + step * 32, dim * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
     }
     _tile_stored(0, score + j, BLOCK * 4);
     _tile_stored(1, score + j + TILE, BLOCK * 4);
+    if (TILES == 2) _tile_stored(2, score + TILE * BLOCK + j, BLOCK * 4);
+    if (TILES == 2) _tile_stored(3, score + TILE * BLOCK + j + TILE, BLOCK * 4);
   }
 }
 
-// out[16][dim] += weights[16][padded] x values
+// out[16 TILES][dim] += weights[16 TILES][padded] x values
+template <int TILES>
 inline void add_values(const uint16_t* weight, const uint16_t* value, int padded, int dim, float* out) {
   const int columns = dim / 16, size = TILE * 32;
   for (int c = 0; c < columns; c += 2) {
-    _tile_loadd(2, out + c * 16, dim * 4);
-    _tile_loadd(3, out + c * 16 + 16, dim * 4);
+    float *left = out + c * 16, *below = left + TILE * dim;
+    _tile_loadd(0, left, dim * 4);
+    _tile_loadd(1, left + 16, dim * 4);
+    if (TILES == 2) _tile_loadd(2, below, dim * 4);
+    if (TILES == 2) _tile_loadd(3, below + 16, dim * 4);
     for (int j = 0; j < padded; j += 32) {
       const uint16_t* tiles = value + (int64_t(j / 32) * columns + c) * size;
-      _tile_loadd(5, weight + j, BLOCK * 2);
+      _tile_loadd(4, weight + j, BLOCK * 2);
       _tile_loadd(6, tiles, 64);
       _tile_loadd(7, tiles + size, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (TILES == 2) {
+        _tile_loadd(5, weight + TILE * BLOCK + j, BLOCK * 2);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
     }
-    _tile_stored(2, out + c * 16, dim * 4);
-    _tile_stored(3, out + c * 16 + 16, dim * 4);
+    _tile_stored(0, left, dim * 4);
+    _tile_stored(1, left + 16, dim * 4);
+    if (TILES == 2) _tile_stored(2, below, dim * 4);
+    if (TILES == 2) _tile_stored(3, below + 16, dim * 4);
   }
 }
 
@@ -200,7 +232,7 @@ inline float weigh(const float* score, int seen, int padded, float scale2, float
   for (int j = 0; j < whole; j += 32) {
     __m512 p[2];
     for (int half = 0; half < 2; ++half) {
-      p[half] = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(score + j + 16 * half), factor, minus));
+      p[half] = weight_of(_mm512_fmsub_ps(_mm512_load_ps(score + j + 16 * half), factor, minus));
       sum[half] = _mm512_add_ps(sum[half], p[half]);
     }
     _mm512_store_si512(weight + j, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
@@ -209,13 +241,13 @@ inline float weigh(const float* score, int seen, int padded, float scale2, float
     __m512 p[2];
     for (int half = 0; half < 2; ++half) {
       const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(score + whole + 16 * half), factor, minus);
-      p[half] = _mm512_maskz_mov_ps(masks[half], exp2_of(x));
+      p[half] = _mm512_maskz_mov_ps(masks[half], weight_of(x));
       sum[half] = _mm512_add_ps(sum[half], p[half]);
     }
     _mm512_store_si512(weight + whole, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0]));
   }
   for (int j = (seen + 31) / 32 * 32; j < padded; j += 32) _mm512_store_si512(weight + j, _mm512_setzero_si512());
-  const float kept = _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(top - now)));
+  const float kept = now == top ? 1.0f : _mm512_cvtss_f32(exp2_of(_mm512_set1_ps(top - now)));
   total = total * kept + _mm512_reduce_add_ps(_mm512_add_ps(sum[0], sum[1]));
   top = now;
   return kept;
@@ -251,9 +283,10 @@ inline bool attend(const Pass& c, int64_t first_tile, int64_t last_tile, Scratch
     if ((count + TILE - 1) / TILE % 2)  // the last pair of key tiles is read whole
       std::memset(s.key + int64_t((count + TILE - 1) / TILE) * TILE * c.dim, 0, 2 * TILE * c.dim);
     pack_values(c.value, start, count, s.value);
-    for (int64_t tile = first_tile; tile < last_tile; ++tile) {
+    for (int64_t tile = first_tile; tile < last_tile; tile += 2) {
+      const bool two = tile + 1 < last_tile;
       const int64_t row = tile * TILE;
-      const int rows = int(c.rows - row < TILE ? c.rows - row : TILE);
+      const int full = two ? PAIR : TILE, rows = int(c.rows - row < full ? c.rows - row : full);
       int seen_by_last = count;
       if (c.causal) {
         const int64_t seen = c.base + (row + rows - 1) / c.group + 1 - start;
@@ -263,12 +296,12 @@ inline bool attend(const Pass& c, int64_t first_tile, int64_t last_tile, Scratch
       const int padded = (seen_by_last + 31) / 32 * 32;
       const uint16_t* q = c.query + row * c.dim;
       float* o = out + row * c.dim;
-      if (rows < TILE) {  // a row only meets itself: what the tile's other rows hold does not matter
+      if (rows < full) {  // a row only meets itself: what the tile's other rows hold does not matter
         std::memcpy(s.query, q, sizeof(uint16_t) * rows * c.dim);
         std::memcpy(s.out, o, sizeof(float) * rows * c.dim);
         q = s.query, o = s.out;
       }
-      scores_of(q, s.key, padded, c.dim, s.score);
+      two ? scores_of<2>(q, s.key, padded, c.dim, s.score) : scores_of<1>(q, s.key, padded, c.dim, s.score);
       for (int i = 0; i < rows; ++i) {
         int seen = seen_by_last;
         if (c.causal) {
@@ -283,8 +316,8 @@ inline bool attend(const Pass& c, int64_t first_tile, int64_t last_tile, Scratch
             _mm512_storeu_ps(o + i * c.dim + d, _mm512_mul_ps(by, _mm512_loadu_ps(o + i * c.dim + d)));
         }
       }
-      add_values(s.weight, s.value, padded, c.dim, o);
-      if (rows < TILE) std::memcpy(out + row * c.dim, s.out, sizeof(float) * rows * c.dim);
+      two ? add_values<2>(s.weight, s.value, padded, c.dim, o) : add_values<1>(s.weight, s.value, padded, c.dim, o);
+      if (rows < full) std::memcpy(out + row * c.dim, s.out, sizeof(float) * rows * c.dim);
     }
   }
   for (int64_t r = first_tile * TILE; r < end_row; ++r) {

@@ -1,6 +1,6 @@
 // Linear layers on the matrix unit: x [rows, in] times a weight [out, in] that lies in the unit's layout.
 //
-//      x (16 rows a tile)         weight: tiles [out / 16][in / STEP] of 1 KiB
+//      x: tiles of 16 rows        weight: tiles [out / 16][in / STEP] of 1 KiB
 //      +--------+             +--------------------------------+
 //      | 64 B   |      x      | 16 outputs, 4 (2) inputs of each side by side, 16 such rows |  -> 16 x 16, summed
 //      +--------+             +--------------------------------+
@@ -86,7 +86,7 @@ inline int64_t units_of(const Product& p, int64_t rows) {
 template <bool EIGHT, class Out>
 inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
                          int64_t first, int64_t last) {
-  const int64_t steps = p.steps(), stride = p.in * (EIGHT ? 1 : 2), panel = steps * TILE_BYTES;
+  const int64_t steps = p.steps(), panel = steps * TILE_BYTES;
   alignas(64) int32_t sums[3][TILE * TILE];
   for (int64_t column = first; column < last; column += 3) {
     const int64_t count = last - column < 3 ? last - column : 3;
@@ -103,7 +103,7 @@ inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const
           _mm_prefetch(ahead + panel, _MM_HINT_T0);
           _mm_prefetch(ahead + 2 * panel, _MM_HINT_T0);
         }
-        _tile_loadd(4, x + s * 64, stride);
+        _tile_loadd(4, x + s * TILE_BYTES, 64);
         _tile_loadd(5, b, 64);
         _tile_loadd(6, b + panel, 64);
         _tile_loadd(7, b + 2 * panel, 64);
@@ -118,7 +118,7 @@ inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const
       for (int64_t c = 0; c < count; ++c) {
         _tile_zero(0);
         for (int64_t s = 0; s < steps; ++s) {
-          _tile_loadd(4, x + s * 64, stride);
+          _tile_loadd(4, x + s * TILE_BYTES, 64);
           _tile_loadd(5, w + c * panel + s * TILE_BYTES, 64);
           COREAD_MULTIPLY(0, 4, 5);
         }
@@ -133,25 +133,25 @@ inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const
 template <bool EIGHT, class Out>
 inline void multiply_many(const Product& p, const uint8_t* x, const float* row_scale, const Out& out, int64_t top,
                           int64_t bottom, int64_t first, int64_t last) {
-  const int64_t steps = p.steps(), stride = p.in * (EIGHT ? 1 : 2), panel = steps * TILE_BYTES;
+  const int64_t steps = p.steps(), panel = steps * TILE_BYTES;
   alignas(64) int32_t sums[4][TILE * TILE];
   for (int64_t column = first; column < last; column += 2) {
     const bool wide = column + 1 < last;
     const uint8_t *w0 = p.weight + column * panel, *w1 = wide ? w0 + panel : w0;
     for (int64_t row = top; row < bottom; row += 2 * TILE) {
       const bool tall = row + TILE < bottom;
-      const uint8_t *x0 = x + row * stride, *x1 = tall ? x0 + TILE * stride : x0;
+      const uint8_t *x0 = x + row / TILE * panel, *x1 = tall ? x0 + panel : x0;
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
       for (int64_t s = 0; s < steps; ++s) {
-        _tile_loadd(4, x0 + s * 64, stride);
+        _tile_loadd(4, x0 + s * TILE_BYTES, 64);
         _tile_loadd(6, w0 + s * TILE_BYTES, 64);
         COREAD_MULTIPLY(0, 4, 6);
         _tile_loadd(7, w1 + s * TILE_BYTES, 64);
         COREAD_MULTIPLY(1, 4, 7);
-        _tile_loadd(5, x1 + s * 64, stride);
+        _tile_loadd(5, x1 + s * TILE_BYTES, 64);
         COREAD_MULTIPLY(2, 5, 6);
         COREAD_MULTIPLY(3, 5, 7);
       }
@@ -181,8 +181,8 @@ inline void multiply_as(const Product& p, const uint8_t* x, int64_t rows, const 
   multiply_many<EIGHT>(p, x, row_scale, out, top, least(top + ROW_BLOCK, rows), first, least(first + MANY_COLUMNS, tiles));
 }
 
-// One of `units_of(p, rows)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 without gaps,
-// readable up to the next multiple of 32 rows.
+// One of `units_of(p, rows)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 in tiles
+// [row / 16][step] of 1 KiB, readable up to the next multiple of 32 rows.
 template <class Out>
 inline void multiply(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
                      int64_t unit) {

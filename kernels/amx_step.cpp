@@ -6,6 +6,7 @@
 // all rows that see it, shared document and own tail alike, and a row's partial results are merged by their log-sum-exp
 // (Dao et al. 2022). Nothing of Python runs in between, and no thread waits for one that has taken no work (amx_team.h).
 
+#include <new>
 #include <vector>
 
 #include "amx_products.h"
@@ -64,7 +65,9 @@ struct Unit {  // of attention: some rows of one pass for one KV head
   int64_t pass, head, first_tile, last_tile;
 };
 
-constexpr int64_t PART_TILES = 8;
+// Tiles of rows of a unit of attention. Each unit brings its keys into the matrix unit's layout: long parts do that less
+// often, and short ones leave no thread without work at the end.
+constexpr int64_t PART_TILES = 8, LONG_PART_TILES = 16, MANY_TILES = 96;
 constexpr int64_t ROWS = 4;  // of a unit of the operations between two products
 
 inline float wide(uint16_t bits) {
@@ -97,22 +100,24 @@ struct Ready {
   float* scale;
 };
 
-// `row` (n float32, a multiple of 16) as the product's input `t`. A NaN or infinity makes the whole scale NaN, so that
-// a broken row stays visible behind its integers.
+// `row` (n float32, a multiple of 64) as row `t` of a product's input, in tiles [row / 16][64 bytes of it] of 16 rows. A
+// NaN or infinity makes the whole scale NaN, so that a broken row stays visible behind its integers.
 inline void make_ready(const float* row, int64_t n, const Ready& to, int64_t t, bool eight) {
+  const int64_t steps = n * (eight ? 1 : 2) / 64;
+  uint8_t* out = to.values + t / TILE * steps * TILE_BYTES + t % TILE * 64;
   if (!eight) {
-    uint16_t* out = reinterpret_cast<uint16_t*>(to.values) + t * n;
-    for (int64_t i = 0; i < n; i += 16) narrow_to(out + i, _mm512_loadu_ps(row + i));
+    for (int64_t s = 0; s < steps; ++s)
+      for (int64_t i = 0; i < 32; i += 16)
+        narrow_to(reinterpret_cast<uint16_t*>(out + s * TILE_BYTES) + i, _mm512_loadu_ps(row + s * 32 + i));
     return;
   }
   __m512i top = _mm512_setzero_si512();  // magnitudes compare like their bits; NaN and infinity come out on top
   for (int64_t i = 0; i < n; i += 16)
     top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_loadu_si512(row + i), _mm512_set1_epi32(0x7FFFFFFF)));
   const uint32_t bits = _mm512_reduce_max_epu32(top);
-  int8_t* out = reinterpret_cast<int8_t*>(to.values) + t * n;
   if (bits >= 0x7F800000u) {
     to.scale[t] = __builtin_nanf("");
-    std::memset(out, 0, n);
+    for (int64_t s = 0; s < steps; ++s) std::memset(out + s * TILE_BYTES, 0, 64);
     return;
   }
   float largest;
@@ -120,9 +125,10 @@ inline void make_ready(const float* row, int64_t n, const Ready& to, int64_t t, 
   if (largest < 1e-10f) largest = 1e-10f;
   to.scale[t] = largest / 127.0f;
   const __m512 by = _mm512_set1_ps(127.0f / largest);
-  for (int64_t i = 0; i < n; i += 16)
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i),
-                     _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + i), by))));
+  for (int64_t s = 0; s < steps; ++s)
+    for (int64_t i = 0; i < 64; i += 16)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + s * TILE_BYTES + i),
+                       _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + s * 64 + i), by))));
 }
 
 // RMSNorm (Zhang & Sennrich 2019).
@@ -169,7 +175,8 @@ class Step {
     for (int64_t g = 0; g < b.groups; ++g) {
       const int64_t asked = b.group[g].rows * group_size;
       query[g] = space.take<uint16_t>(m.kv_heads * asked * m.head_dim);
-      const int64_t tiles = (asked + TILE - 1) / TILE, parts = (tiles + PART_TILES - 1) / PART_TILES;
+      const int64_t tiles = (asked + TILE - 1) / TILE, part_tiles = tiles < MANY_TILES ? PART_TILES : LONG_PART_TILES,
+                    parts = (tiles + part_tiles - 1) / part_tiles;
       for (int64_t p = b.group[g].first_pass; p < b.group[g].first_pass + b.group[g].passes; ++p) {
         lse[p] = space.take<float>(m.kv_heads * asked);
         out[p] = space.take<float>(m.kv_heads * asked * m.head_dim);
@@ -362,13 +369,21 @@ void coread_pack_weight(const void* weight, int64_t out, int64_t in, int item, v
   pack_weight(static_cast<const uint8_t*>(weight), out, in, item, static_cast<uint8_t*>(packed));
 }
 
-// Bytes of memory that `coread_step` needs for this batch.
+// Bytes of memory that `coread_step` needs for this batch; -1 where there is none even to count them.
 int64_t coread_step_bytes(const Model* model, const Batch* batch, const Pool* pool, int threads) {
-  return Step(*model, *batch, *pool, nullptr, threads).needed;
+  try {
+    return Step(*model, *batch, *pool, nullptr, threads).needed;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
 }
 
 // Returns 0, or 1 where memory was short: the step's results mean nothing then. `threads` >= 1, the caller's included.
 int coread_step(const Model* model, const Batch* batch, const Pool* pool, void* memory, int threads) {
-  return Step(*model, *batch, *pool, static_cast<uint8_t*>(memory), threads).run();
+  try {
+    return Step(*model, *batch, *pool, static_cast<uint8_t*>(memory), threads).run();
+  } catch (const std::bad_alloc&) {
+    return 1;
+  }
 }
 }

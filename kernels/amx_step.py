@@ -213,7 +213,7 @@ class MatrixModel:
         needed = functions.bytes(self._model, batch, pool, threads)
         if needed > self._memory.shape[0]:
             self._memory = _aligned(needed)
-        if functions.step(self._model, batch, pool, self._memory.data_ptr(), threads):
+        if needed < 0 or functions.step(self._model, batch, pool, self._memory.data_ptr(), threads):
             raise MemoryError("no scratch memory for a step on the matrix unit")
         counters = plan.counters
         plan.tally.add(

@@ -107,7 +107,8 @@ class Team {
       const int64_t units = units_.load(std::memory_order_acquire);
       const Work work = work_.load(std::memory_order_relaxed);
       void* const context = context_.load(std::memory_order_relaxed);
-      if (unit >= units) return any;
+      // Whoever overslept the end of an operation with more threads has no scratch memory in this one.
+      if (unit >= units || worker > active_.load(std::memory_order_relaxed)) return any;
       // What was read belongs to this ticket if the ticket is still the same.
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
       work(context, unit, worker);

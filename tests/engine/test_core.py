@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.core import _out_of_memory
 from engine.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -349,6 +350,16 @@ def test_out_of_memory_tries_smaller_before_it_fails(model: LoadedModel) -> None
     engine.runner.fail.append(MemoryError())
     engine.drain()
     assert isinstance(engine.error(single), StepFailed)
+
+
+def test_torchs_own_word_for_no_memory_is_understood() -> None:
+    """On the CPU it is a plain `RuntimeError`, and any other one is no reason to try again."""
+    with pytest.raises(RuntimeError) as short:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert _out_of_memory(short.value)
+    with pytest.raises(RuntimeError) as other:
+        torch.zeros(2) @ torch.zeros(3)
+    assert not _out_of_memory(other.value)
 
 
 def test_out_of_memory_with_copies_in_the_step(model: LoadedModel) -> None:

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,3 +303,32 @@ def test_the_faster_decoder_is_taken_and_remembered(
         row = Row(0, some_tokens(9), 0, paged.take(9), 0, False)
         logits.append(paged.runner.forward([row], np.arange(9))[0].logits)
     assert torch.equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_one_that_computes_something_else_leaves_the_fused_decoder(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was refused along with the fused decoder, which had passed: transformers' code then served."""
+    monkeypatch.setattr(matrix_choice, "step_times", lambda *a: [[2.0], [1.0]])
+    backend = TorchBackend("cpu")
+
+    def half() -> LoadedModel:
+        return adopt(tiny_hf("llama", **SHAPE), byte_level(), name="tiny", dtype=torch.bfloat16)
+
+    if kept:
+        assert accelerate(half(), backend, 16, tmp_path) is not None
+    compute = MatrixLlama.__call__
+
+    def zeros(decoder: MatrixLlama, *arguments: Any) -> Any:
+        output = compute(decoder, *arguments)
+        return replace(output, logits=torch.zeros_like(output.logits))
+
+    monkeypatch.setattr(MatrixLlama, "__call__", zeros)
+    model = half()
+    chosen = accelerate(model, backend, 16, tmp_path)
+    assert chosen is not None
+    assert chosen.decoder == "fused"
+    assert isinstance(model.decoder, FastLlama)
+    assert "Steps do not run on the matrix unit: " in caplog.text
+    assert ("that was chosen earlier is chosen anew" in caplog.text) is kept

@@ -155,6 +155,29 @@ def test_without_it_the_backend_stays_with_torch_and_says_why(
     assert not list(tmp_path.glob("*.so"))
 
 
+def test_without_a_home_or_room_there_is_still_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It escaped as an error of pathlib's, and nothing was loaded."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(amx, "FOLDER", tmp_path / "package")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    (tmp_path / "package").write_text("no folder")
+    own = amx._folder()
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert not list(own.iterdir())
+    monkeypatch.setattr(amx, "_run", lambda command: "")  # "compiled", and nothing is there
+    for name in (*amx.SOURCES, *amx.HEADERS):
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(amx, "FOLDER", tmp_path)
+    with pytest.raises(amx.AmxUnavailable, match="no place for the compiled library"):
+        amx._compile("c++")
+
+
 def test_the_folder_of_the_library_is_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A library is code: one that others could have put there is not loaded."""
     monkeypatch.setattr(amx, "FOLDER", tmp_path / "package")
