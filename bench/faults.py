@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import faults_world as world
-from bench.faults_crowd import Crowd, afterwards, noticed_nothing, told_in_sentences
+from bench.faults_crowd import Crowd, afterwards, noticed_nothing, told_only
 from bench.faults_world import Figures, Held
 from bench.load_server import ServerFailed, ServerProcess
 
@@ -52,18 +52,31 @@ def unnoticed(seen: dict[str, Any]) -> Held:
     return {"people noticed nothing": noticed_nothing(seen)}
 
 
-def told(seen: dict[str, Any]) -> Held:
-    return {
-        "people were told, in a sentence made for it": told_in_sentences(seen),
-        "and nothing else broke in their browsers": not seen["error_count"],
-    }
+def told(sentence: str) -> Callable[[dict[str, Any]], Held]:
+    """`sentence`: how what people must be told begins."""
+
+    def judge(seen: dict[str, Any]) -> Held:
+        return {
+            "people were told, in the sentence made for it": told_only(seen, sentence),
+            "and nothing else broke in their browsers": not seen["error_count"],
+        }
+
+    return judge
 
 
 FAULTS = {
-    "engine": Fault("engine thread killed", world.engine_killed, told),
+    "engine": Fault(
+        "engine thread killed",
+        world.engine_killed,
+        told("The engine stopped working (SystemExit); please ask again"),
+    ),
     "half-open": Fault("half-open connections", world.half_open, unnoticed),
-    "disk": Fault("disk full", world.disk_full, told),
-    "lock": Fault("database locked by a stranger", world.locked, told),
+    "disk": Fault(
+        "disk full", world.disk_full, told("The server's disk is full, so nothing new can be stored.")
+    ),
+    "lock": Fault(
+        "database locked by a stranger", world.locked, told("Another program holds the server's database, so")
+    ),
     "slow": Fault("readers who do not read", world.not_reading, unnoticed),
 }
 KILL = "kill"
@@ -95,6 +108,7 @@ async def during(server: ServerProcess, fault: Fault) -> dict[str, Any]:
         figures, held = await fault.put(server)
     seen = crowd.report()
     after, held_after = await afterwards(server, crowd)
+    await crowd.close()
     return figures | {"people": seen} | after | {"held": held | ended | fault.seen(seen) | held_after}
 
 
@@ -110,6 +124,7 @@ async def killed(server: ServerProcess) -> dict[str, Any]:
     await asyncio.to_thread(server.start, port)
     seconds = time.monotonic() - began
     after, held_after = await afterwards(server, crowd)
+    await crowd.close()
     figures = {"answers_before": before[0], "ready_again_after_s": round(seconds, 1), "people": seen}
     # The browser says that the connection is gone; no page can tell anything then.
     held = {"people met it in the middle of something": seen["error_count"] > before[1] and not seen["told"]}
@@ -182,10 +197,11 @@ def main() -> None:
     only = [*given.names, *given.only]
     folder = Path(tempfile.mkdtemp(prefix="coread-faults-"))
     try:
-        with world.many_files(world.FILES), world.small_disk(folder / "disk") as disk:
+        with world.small_disk(folder / "disk") as disk:
             results = asyncio.run(measure(disk / "data", folder / "log", only))
-        if given.out is not None:
-            given.out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            if given.out is not None:
+                text = json.dumps(results, indent=1, ensure_ascii=False)
+                given.out.write_text(text + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for line in results["log"]:

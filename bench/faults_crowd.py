@@ -13,8 +13,6 @@ from bench.load_page import Measured, Page, PageError, attempt
 from bench.load_server import ServerProcess
 
 QUESTIONS = ("What is this document about?", "Which numbers does it name?", "Who wrote it, and when?")
-#: The sentence of a fault that nobody thought of.
-INTERNAL = "Something went wrong inside Coread"
 #: Whoever was not answered looks again after so long; a server that is down is not asked without a pause.
 AGAIN_S = 0.5
 
@@ -129,6 +127,6 @@ def noticed_nothing(seen: dict[str, Any]) -> bool:
     return seen["answers"] > 0 and not seen["error_count"] and not seen["told"]
 
 
-def told_in_sentences(seen: dict[str, Any]) -> bool:
-    """Whether people met the fault and were told so by the page, in a sentence that somebody wrote for it."""
-    return bool(seen["told"]) and not any(INTERNAL in words for words in seen["told"])
+def told_only(seen: dict[str, Any], sentence: str) -> bool:
+    """Whether people met the fault and were told so by the page, in the words made for it and no others."""
+    return bool(seen["told"]) and all(words.startswith(sentence) for words in seen["told"])

@@ -5,8 +5,9 @@
 Each reader is a browser's visitor: loads the page, polls the memory panel every second, thinks, asks about
 one of the documents or searches all, opens and searches conversations, looks at the memory page, hovers
 over blocks, reloads, and now and then stops an answer. The packaged model answers. What must hold: no error
-and no refusal at N; refusals, each of them a sentence, at 2 N; p95 of what the page does under a second while
-the engine is busy; flat resident memory; accounts that add up; every answer that was seen is stored.
+and no refusal at N; refusals, each of them a sentence, at 2 N; p95 of each thing that the page does under
+a second while the engine is busy; flat resident memory; accounts that add up; every answer that was seen is
+stored.
 """
 
 from __future__ import annotations

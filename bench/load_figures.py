@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bench.load_page import Measured
@@ -18,6 +18,8 @@ PAGE_ACTIONS = (
     "open conversation", "memory feed", "memory page", "block hover", "export", "question taken",
 )  # fmt: skip
 P95_S = 1.0
+#: Kinds of action that were seen less often are judged together: the p95 of a handful is its maximum.
+ENOUGH = 20
 #: Growth of the resident memory after warm-up that still counts as flat, as a share of it.
 FLAT = 0.03
 #: Share of the time in which the engine must have been at work for the figures to say anything.
@@ -31,6 +33,20 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
+def slowest_kind(times: Mapping[str, Sequence[float]]) -> tuple[str, float] | None:
+    """Which kind of page action has the largest p95, and that p95 in seconds; None where nothing was done.
+
+    Judged kind by kind: of all actions nineteen in twenty are updates of the memory panel, which would hide
+    however slow a page load is.
+    """
+    kinds = {name: list(times.get(name, ())) for name in PAGE_ACTIONS}
+    often = {name: seen for name, seen in kinds.items() if len(seen) >= ENOUGH}
+    rare = [t for name, seen in kinds.items() if name not in often for t in seen]
+    judged = often | ({"rare ones": rare} if rare else {})
+    p95 = {name: quantile(seen, 0.95) for name, seen in judged.items()}
+    return max(p95.items(), key=lambda item: item[1], default=None)
+
+
 def summary(measured: Measured, samples: Sequence[Sample], began: float, seconds: float) -> dict[str, Any]:
     """One phase as figures; it began at `began` (`time.monotonic`) and took `seconds`."""
     told = [sample for sample in samples if sample.running >= 0]
@@ -42,7 +58,7 @@ def summary(measured: Measured, samples: Sequence[Sample], began: float, seconds
         }
         for name, times in sorted(measured.times.items())
     }  # fmt: skip
-    page = [t for name in PAGE_ACTIONS for t in measured.times.get(name, ())]
+    slowest = slowest_kind(measured.times)
     return {
         "seconds": round(seconds, 1),
         "answers": measured.answers,
@@ -54,8 +70,9 @@ def summary(measured: Measured, samples: Sequence[Sample], began: float, seconds
         "refusals": dict(measured.refusals),
         "refused": sum(n for words, n in measured.refusals.items() if NO_PLACE.search(words)),
         "first_refused_after_s": round(measured.refused_at[0] - began, 1) if measured.refused_at else None,
-        "page_actions": len(page),
-        "page_p95_s": round(quantile(page, 0.95), 3) if page else None,
+        "page_actions": sum(len(measured.times.get(name, ())) for name in PAGE_ACTIONS),
+        "page_p95_s": None if slowest is None else round(slowest[1], 3),
+        "page_slowest": None if slowest is None else slowest[0],
         "actions": actions,
         "looks": len(samples),
         "looks_without_answer": len(samples) - len(told),
@@ -112,7 +129,7 @@ def verdicts(result: dict[str, Any]) -> dict[str, bool]:
     return {
         "the measuring itself": not any(phase["measuring_failed"] for phase in phases),
         "no errors and no refusals": not loaded["error_count"] and not loaded["refusals"],
-        "page actions p95 under 1 s": p95 is not None and p95 < P95_S,
+        "p95 under 1 s of each kind of page action": p95 is not None and p95 < P95_S,
         "the engine was busy meanwhile": loaded["engine_busy_share"] >= BUSY,
         "nothing hangs: the server always said how it is": all(
             phase["looks"] > 0 and not phase["looks_without_answer"] for phase in phases

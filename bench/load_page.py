@@ -19,7 +19,8 @@ import httpx
 HTML = {"accept": "text/html"}
 #: A page action that has not ended by then counts as hanging.
 ACTION_S = 60.0
-ANSWER_S = 900.0
+#: So has a question: what is not answered by then within a phase of ten minutes counts as an error.
+ANSWER_S = 240.0
 _CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});</script>", re.DOTALL)
 
 
@@ -108,6 +109,7 @@ class Page:
         if self.layout is None:
             self.layout = Layout.of((await self.http.get("/config")).json())
         self.conversation = ""
+        self._have.clear()  # a new tab has nothing yet
         updates = await self.act("enter", [None], "conversation list")
         document = self._value("enter", updates, "cr-document")
         if isinstance(document, dict):

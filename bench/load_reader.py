@@ -22,11 +22,11 @@ class Plan:
     between an answer and the next question, with X answers a second, R - X·Z have a question there at a time
     (Little's law over the whole cycle). Two cores give about 0.5 answers a second. Were twice the readers as
     patient as the rest (30 s, 0.62: Z = 48), 100 - 0.5 · 48 = 76 would come to have one there, but the line
-    fills with 76 · (1 - exp(-t/48)) only, less what is still being searched for: after two minutes it is as
-    good as full, and nobody had been refused (40 of 52 places taken). With 3 s and 0.9, Z is 3.3 s, and 98 of
-    100 would have a question there; 52 places are taken as soon as 52 questions are through the search.
-    They ask about one document, since a question to all of them may be refused by the gate, which takes no
-    place. What holds for R holds for every R well above X·Z, so from about four readers on.
+    fills with 76 · (1 - exp(-t/48)) only: after two minutes it is as good as full, and nobody had been
+    refused (40 of 52 places taken). With 3 s and 0.9, Z is 3.3 s, and 98 of 100 would have a question there;
+    a place is taken before the search begins, so 52 are soon taken.
+    They ask about one document, since a question to all of them may be refused by the gate, which gives its
+    place back at once. What holds for R holds for every R well above X·Z, so from about four readers on.
     """
 
     readers: int = 50

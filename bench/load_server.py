@@ -28,8 +28,8 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look from outside. `at` in seconds since the first; memory in bytes of the process alone; `running`
-    and `queued` are -1 where the server did not say within five seconds."""
+    """One look from outside. `at` in seconds since the server was set up; memory in bytes of the process
+    alone; `running` and `queued` are -1 where the server did not say within five seconds."""
 
     at: float
     memory: Resident
@@ -78,6 +78,8 @@ class ServerProcess:
             if status.get("state") == "ready" and not status.get("seeding"):
                 self.pool_bytes = int(status["pool_bytes"])
                 return
+            if self.process.poll() is not None:
+                raise ServerFailed(f"The server ended with {self.process.returncode} while it loaded.")
             if time.monotonic() > deadline:
                 raise ServerFailed(f"The server was not ready within {START_S:g} s: {status}")
             time.sleep(0.5)
