@@ -1,20 +1,25 @@
 """A conversation as a file to keep: JSON with every branch, Markdown with the branch on screen; both with
 citations. Served by our own route, to the conversation's owner only; nothing passes through a shared cache.
 
-What a person may no longer read is left out of the file as it is left out of the page.
+What a person may no longer read is left out of the file as it is left out of the page. A passage is quoted as
+far as the page quotes it; `start` and `end` say where all of it stands.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from app import render
+from app.in_turn import InTurn
 from app.knowledge import shown_of
 from app.principal import Principal
 from app.runtime import Runtime
@@ -26,17 +31,25 @@ FORMAT = "coread-conversation-1"
 
 def exports_router(runtime: Runtime) -> APIRouter:
     router = APIRouter(prefix="/conversations")
+    # A conversation may hold a thousand answers: one person's files are made one after the other, and written
+    # off the event loop.
+    making = InTurn()
+
+    async def made(request: Request, id: str, write: Callable[[dict[str, Any]], str]) -> tuple[str, str]:
+        principal = runtime.identify("page", request)
+        async with making.turn(principal.id):
+            exported = await export(runtime, principal, id)
+            return await asyncio.to_thread(write, exported), exported["title"]
 
     @router.get("/{id}/export.json")
     async def as_json(id: str, request: Request) -> Response:
-        exported = await export(runtime, runtime.identify("page", request), id)
-        text = json.dumps(exported, ensure_ascii=False, indent=2)
-        return _file(text, "application/json", exported["title"], "json")
+        text, title = await made(request, id, partial(json.dumps, ensure_ascii=False, indent=2))
+        return _file(text, "application/json", title, "json")
 
     @router.get("/{id}/export.md")
     async def as_markdown(id: str, request: Request) -> Response:
-        exported = await export(runtime, runtime.identify("page", request), id)
-        return _file(markdown(exported), "text/markdown", exported["title"], "md")
+        text, title = await made(request, id, markdown)
+        return _file(text, "text/markdown", title, "md")
 
     return router
 
@@ -97,7 +110,7 @@ def _source(source: Source, version: int, start: int, stop: int) -> dict[str, An
         "verdict": source.verdict,
         "score": source.found.score if source.found else None,
         "ranks": dict(source.found.ranks) if source.found else None,
-        "text": source.text,
+        "text": render.quoted(source.text),
     }
 
 

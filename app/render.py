@@ -14,6 +14,8 @@ from markdown_it import MarkdownIt
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
 _LINKISH = re.compile(r"[\[\]<]|!(?=\[)|(?<=:)//|(?<=www)\.|\\(?=[(\[])", re.IGNORECASE)
 _BACKTICKS = re.compile(r"`+")
+#: Characters of a passage that are quoted below an answer: a document that was read whole is one passage.
+MAX_QUOTED = 6_000
 
 
 def counted(n: int, one: str, many: str = "") -> str:
@@ -64,6 +66,11 @@ def answer(text: str) -> str:
 
 def _disarm(line: str) -> str:
     return _LINKISH.sub(_entity, re.sub(r"^(\s*)(`{3,}|~{3,})", lambda m: m[1] + plain(m[2]), line))
+
+
+def quoted(text: str) -> str:
+    """A passage as it is quoted: its first `MAX_QUOTED` characters."""
+    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + " …"
 
 
 def size(count: float) -> str:

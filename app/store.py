@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 import sqlite3
 import time
@@ -20,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from app.errors import CommentRefused, NotFoundHere, QuotaRefused, TitleRefused
+from app.errors import CommentRefused, NotFoundHere, QuotaRefused, TitleRefused, ValueRefused
+from app.in_turn import InTurn
 from app.pages.words import phrase
 from app.principal import Principal
 from app.text import one_line
@@ -41,8 +41,12 @@ MAX_MESSAGES, MAX_MESSAGES_EACH = 1_000, 20_000
 MAX_CONVERSATIONS = 5_000
 #: A conversation whose first question was refused stays empty, and for so long where nothing comes of it.
 EMPTY_S = 3600.0
-#: Characters of a search among conversations that are looked at.
-_MAX_QUERY = 200
+#: Characters of what may be searched for among conversations: looking for a longer text costs more, and no
+#: word or sentence is.
+MAX_QUERY = 100
+#: Bytes of messages that one search goes through, the newest conversations first, and after how many the
+#: database's readers are free for others in between. Each message counts as `_LEAST_BYTES` at least.
+SEARCHED_BYTES, _SLICE_BYTES, _LEAST_BYTES = 32 * 2**20, 2**20, 500
 
 _SCHEMA = """
 CREATE TABLE app_grants (
@@ -83,6 +87,11 @@ CREATE TABLE app_pins (
   document_id TEXT PRIMARY KEY, pinned_by TEXT NOT NULL, created REAL NOT NULL
 ) WITHOUT ROWID;
 """
+
+_TALKS = (
+    "SELECT id, title, created, updated, document_id, head, collection_id FROM app_conversations "
+    "WHERE owner = ? AND head IS NOT NULL"
+)
 
 #: A version, once released, is never edited.
 MIGRATIONS: tuple[Migration, ...] = (
@@ -165,6 +174,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._searching = InTurn()
         #: How often a right was given or taken: what was looked up while it was the same may still be read.
         self.rights = 0
 
@@ -257,22 +267,64 @@ class Store:
         self, principal: Principal, limit: int = 50, query: str = ""
     ) -> list[Conversation]:
         """The principal's conversations that have messages, last used first; with a `query` those whose title
-        or messages contain it (letters A to Z in either case)."""
-        sql = (
-            "SELECT id, title, created, updated, document_id, head, collection_id "
-            "FROM app_conversations AS talk "
-            "WHERE owner = ? AND head IS NOT NULL AND (title LIKE ? ESCAPE '\\' OR EXISTS (SELECT 1 FROM "
-            "app_messages WHERE conversation_id = talk.id AND text LIKE ? ESCAPE '\\')) "
-            "ORDER BY updated DESC LIMIT ?"
-        )
-        escaped = re.sub(r"([%_\\])", r"\\\1", " ".join(query.split())[:_MAX_QUERY])
-        like = f"%{escaped}%"
-        rows = await self._read(lambda c: c.execute(sql, (principal.id, like, like, limit)).fetchall())
+        or messages contain it (letters A to Z in either case).
+
+        A search looks at the newest `SEARCHED_BYTES` of messages and at all titles; one of a person's runs at
+        a time. Raises `ValueRefused` for a query over `MAX_QUERY` characters.
+        """
+        wanted = " ".join(query.split())
+        if len(wanted) > MAX_QUERY:
+            raise ValueRefused(phrase("refused.search_long", n=len(wanted), limit=MAX_QUERY))
+        if wanted:
+            async with self._searching.turn(principal.id):
+                return await self._search(principal, wanted, limit)
+        sql = f"{_TALKS} ORDER BY updated DESC LIMIT ?"
+        rows = await self._read(lambda c: c.execute(sql, (principal.id, limit)).fetchall())
         return [Conversation(*row) for row in rows]
+
+    async def _search(self, principal: Principal, query: str, limit: int) -> list[Conversation]:
+        """A LIKE would try the whole query at every character of every message, and hold one of the few
+        readers of the database meanwhile."""
+
+        def list_all(c: sqlite3.Connection) -> tuple[list[Conversation], set[str], list[tuple[int, str]]]:
+            talks = [
+                Conversation(*row) for row in c.execute(f"{_TALKS} ORDER BY updated DESC", (principal.id,))
+            ]
+            titled = f"SELECT id FROM ({_TALKS}) WHERE instr(lower(title), lower(?))"
+            found = {row[0] for row in c.execute(titled, (principal.id, query))}
+            messages = (
+                "SELECT m.rowid, talk.id FROM app_conversations AS talk "
+                "JOIN app_messages AS m ON m.conversation_id = talk.id "
+                "WHERE talk.owner = ? ORDER BY talk.updated DESC, m.created DESC"
+            )
+            return talks, found, c.execute(messages, (principal.id,)).fetchall()
+
+        def look(c: sqlite3.Connection) -> int:
+            """Go through a slice of the messages; how many bytes that was."""
+            sql = "SELECT length(CAST(text AS BLOB)), instr(lower(text), lower(?)) FROM app_messages "
+            seen = 0
+            while rows and seen < _SLICE_BYTES:
+                rowid, talk = rows.pop()
+                if talk in found:
+                    continue
+                # None where it was deleted in between.
+                size, at = c.execute(f"{sql} WHERE rowid = ?", (query, rowid)).fetchone() or (0, 0)
+                seen += max(size, _LEAST_BYTES)
+                if at:
+                    found.add(talk)
+            return seen
+
+        talks, found, rows = await self._read(list_all)
+        rows.reverse()
+        seen = 0
+        while rows and seen < SEARCHED_BYTES and len(found) < len(talks):
+            seen += await self._read(look)
+        return [talk for talk in talks if talk.id in found][:limit]
 
     async def rename(self, principal: Principal, id: str, title: str) -> str:
         """Give a conversation a title; what was stored. Raises `TitleRefused` for an empty or long one."""
-        line = one_line(title)
+        # Each character is looked at to make it one line: not those of what is a book and no title.
+        line = one_line(title) if len(title) <= 10 * MAX_TITLE else title
         if not 0 < len(line) <= MAX_TITLE:
             raise TitleRefused(
                 f"The title has {len(line):,} characters; it needs at least 1 and at most {MAX_TITLE}."

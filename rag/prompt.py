@@ -110,7 +110,7 @@ class PromptLayout:
         self.template = template or ChatTemplate.probe(tokenizer)
         self.encode = LiteralEncoder(tokenizer)
         self._lock = threading.Lock()
-        self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, bytes], tuple[int, ...]] = OrderedDict()
         self._cached = 0
 
     def build(
@@ -178,9 +178,11 @@ class PromptLayout:
         )
 
     def document_tokens(self, document: PromptDocument) -> tuple[int, ...]:
-        """The ids of a document's segment, encoded once."""
+        """The ids of a document's segment, encoded once for its collection: kept for all collections, they
+        would tell by the time that it takes whether somebody else's holds the same text."""
         text = document_text(document)
-        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        key = document.collection_id, digest
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)

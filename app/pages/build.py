@@ -22,7 +22,7 @@ from app.pages.library_source import SEARCH_ALL
 from app.pages.quick import keep_updates_apart, skip_cheaply
 from app.pages.words import mark
 from app.runtime import Runtime
-from app.store import MAX_TITLE
+from app.store import MAX_QUERY, MAX_TITLE
 
 _HERE = Path(__file__).parent
 #: Fetches a conversation's file; the route decides whose it is. `download` keeps the page where it is.
@@ -69,7 +69,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
             search = gr.Textbox(
                 label=mark("chat.search"), show_label=False,
                 placeholder=mark("chat.search_hint"),
-                elem_id="cr-search", visible=False, max_length=200,
+                elem_id="cr-search", visible=False, max_length=MAX_QUERY,
             )  # fmt: skip
             history = gr.Radio([], label=mark("chat.history"), elem_id="cr-history", visible=False)
             with gr.Accordion(mark("chat.opened"), open=False, visible=False) as opened:

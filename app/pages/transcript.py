@@ -212,6 +212,6 @@ def _source(source: Source, w: Words, message: str | None) -> str:
     where += [words] if (words := verdict_words(source.verdict, w)) else []
     where += [render.plain(how_found(source.found, w))] if source.found is not None else []
     line = f"\n\n{' · '.join(where)}" if where else ""
-    shown = source.text if len(source.text) <= 6_000 else source.text[:6_000] + " …"
-    quoted = "\n".join(f"> {part}" for part in render.plain(shown.strip()).split("\n"))
+    shown = render.plain(render.quoted(source.text).strip())
+    quoted = "\n".join(f"> {part}" for part in shown.split("\n"))
     return f"{head}{line}\n\n{quoted}"

@@ -53,6 +53,10 @@ TEXTS: Mapping[str, tuple[str, str]] = MappingProxyType({
         "The question has {n:,} characters; at most {limit:,} are taken. Add long texts as a document instead.",
         "問題有 {n:,} 個字元，最多接受 {limit:,} 個。長文請改以文件加入。",
     ),
+    "refused.search_long": (
+        "What you search for has {n:,} characters; at most {limit:,} are taken.",
+        "搜尋的文字有 {n:,} 個字元，最多接受 {limit:,} 個。",
+    ),
     "refused.collection_gone": (
         "The collection that this conversation reads was deleted or is no longer shared with you; choose another "
         "one above.",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from app import exports
-from app.errors import NotFoundHere, TitleRefused
+from app import exports, render
+from app.errors import NotFoundHere, TitleRefused, ValueRefused
 from app.pages.conversations import ConversationHandlers
 from app.principal import Principal
 from app.runtime import Runtime
+from app.store import Reference
 from tests.app.fakes import FakeEngine
 from tests.app.test_chat import ANN, BOB, QUESTION, ask, run, says
 from tests.app.test_render import HOSTILE, rendered
@@ -33,8 +37,83 @@ async def test_a_search_looks_into_titles_and_messages_of_ones_own(
     assert await found("") == [second, first]
     assert await found("BAKERY") == [first]
     assert await found("100% sure") == [second, first], "answers are searched too"
-    for nothing in ("Bob's own words", "100_ sure", "1%6", "\\", "x" * 10_000):
+    assert await found("  OPENS   at six, ") == [second, first]
+    for nothing in ("Bob's own words", "100_ sure", "1%6", "\\", "x" * 100):
         assert await found(nothing) == []
+    with pytest.raises(ValueRefused, match="10,000 characters; at most 100"):
+        await found("x" * 10_000)
+
+
+async def test_a_search_that_nearly_matches_everywhere_is_cheap(runtime: Runtime) -> None:
+    """A `LIKE` compares its whole pattern at every character: 3 s for these, on one of eight readers."""
+    talk = await runtime.store.create(ANN, "Letters")
+    for _ in range(200):
+        await runtime.store.add_message(ANN, talk.id, None, "user", "a" * 16_000)
+    began = time.process_time()
+    assert await runtime.store.conversations(ANN, query="A" * 99 + "b") == []
+    assert time.process_time() - began < 1.0
+    assert [found.id for found in await runtime.store.conversations(ANN, query="A" * 100)] == [talk.id]
+
+
+async def test_a_search_has_an_end_and_lets_others_read_in_between(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for word in ("oldest", "older", "newest"):
+        talk = await runtime.store.create(ANN, word.title())
+        for _ in range(4):
+            await runtime.store.add_message(ANN, talk.id, None, "user", f"the {word} of the words")
+        made.append(talk.id)
+    reads = 0
+    real = runtime.store._db.read
+
+    async def counted(work: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await real(work)
+
+    monkeypatch.setattr(runtime.store._db, "read", counted)
+
+    async def found(query: str) -> list[str]:
+        return [talk.id for talk in await runtime.store.conversations(ANN, query=query)]
+
+    monkeypatch.setattr("app.store._SLICE_BYTES", 600)
+    assert await found("older of") == [made[1]]
+    assert reads > 5, "a slice of the messages at a time"
+    monkeypatch.setattr("app.store.SEARCHED_BYTES", 2_000)
+    assert await found("newest of") == [made[2]]
+    assert await found("oldest of") == [], "further back than a search goes"
+    assert await found("oldest") == [made[0]], "titles are all searched"
+
+
+async def test_one_persons_searches_run_one_after_the_other(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[str] = []
+    most = {"mine": 0, "all": 0}
+    gate, both = asyncio.Event(), asyncio.Event()
+
+    async def slow(principal: Principal, query: str, limit: int) -> list[Any]:
+        running.append(principal.id)
+        if principal == BOB:
+            both.set()
+        most["mine"] = max(most["mine"], running.count(ANN.id))
+        most["all"] = max(most["all"], len(running))
+        try:
+            await gate.wait()
+        finally:
+            running.remove(principal.id)
+        return []
+
+    monkeypatch.setattr(runtime.store, "_search", slow)
+    asked = [asyncio.ensure_future(runtime.store.conversations(ANN, query="a")) for _ in range(5)]
+    asked.append(asyncio.ensure_future(runtime.store.conversations(BOB, query="a")))
+    await asyncio.wait_for(both.wait(), 10.0)
+    asked[0].cancel()
+    gate.set()
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert most == {"mine": 1, "all": 2}
+    assert not runtime.store._searching._lines
 
 
 @pytest.mark.parametrize("title", ["", "  \n ", "x" * 121])
@@ -138,6 +217,65 @@ async def test_an_exported_file_fetches_nothing(runtime: Runtime, engine: FakeEn
     out = rendered(exports.markdown(await exports.export(runtime, ANN, talk))).lower()
     for tag in ("<a ", "<img", "<script", "<iframe"):
         assert tag not in out
+
+
+async def test_an_export_of_whole_documents_quotes_their_beginning_off_the_event_loop(
+    runtime: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, cookie = runtime.signer.issue()
+    client.cookies.set(runtime.signer.name, cookie)
+    line = "The mill at *Tarn* grinds barley & never [on](http://x) Sundays.\n\n"
+    document = await runtime.shelf.add(ann, None, "mill.md", f"# Mill\n\n{line * 400}".encode())
+    await runtime.knowledge._library.wait(document)
+    whole = await runtime.knowledge.document(await runtime.store.readable(ann), document)
+    reference = Reference(1, document, whole.version, whole.collection_id, 0, len(whole.text))
+    talk, parent = await runtime.store.create(ann), None
+    for _ in range(3):
+        asked = await runtime.store.add_message(ann, talk.id, parent, "user", "What?")
+        answer = await runtime.store.add_message(
+            ann, talk.id, asked.id, "assistant", "No.", references=[reference]
+        )
+        parent = answer.id
+    on: list[int] = []
+    real = render.answer
+
+    def noted(text: str) -> str:
+        on.append(threading.get_ident())
+        assert len(text) <= render.MAX_QUOTED + 2
+        return real(text)
+
+    monkeypatch.setattr(render, "answer", noted)
+    for ending in ("md", "json"):
+        response = await client.get(f"/conversations/{talk.id}/export.{ending}")
+        assert response.status_code == 200
+        assert response.text.count("grinds barley") == 3 * (whole.text[: render.MAX_QUOTED].count("grinds"))
+    sources = [source for message in response.json()["messages"] for source in message["sources"]]
+    assert [source["end"] for source in sources] == 3 * [len(whole.text)]
+    assert on
+    assert threading.get_ident() not in on
+
+
+async def test_one_persons_exports_are_made_one_after_the_other(
+    runtime: Runtime, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, cookie = runtime.signer.issue()
+    client.cookies.set(runtime.signer.name, cookie)
+    talk = await runtime.store.create(ann)
+    inside, most = 0, 0
+    real = exports.export
+
+    async def noted(*given: Any) -> dict[str, Any]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.01)
+        inside -= 1
+        return await real(*given)
+
+    monkeypatch.setattr(exports, "export", noted)
+    answers = await asyncio.gather(*(client.get(f"/conversations/{talk.id}/export.md") for _ in range(5)))
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert most == 1
 
 
 async def test_the_route_serves_a_file_to_the_owner_only(

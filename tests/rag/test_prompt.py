@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,6 +122,20 @@ def test_a_document_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
             instructions="I", documents=DOCS, history=[], question=question, account="a", budget_tokens=999
         )
     assert sum("ferry text" in text for text in seen) == 1
+
+
+def test_the_same_text_is_tokenised_again_for_another_collection() -> None:
+    """Else the time that it takes would tell whether somebody else's collection holds it."""
+    layout = PromptLayout(TOKENIZER)
+    seen: list[str] = []
+    real = layout.encode
+    layout.encode = lambda text: seen.append(text) or real(text)  # type: ignore[assignment,return-value]
+    hers = PromptDocument("d1", "ann's", "Pay", "The PIN is 4711.")
+    ids = [layout.document_tokens(hers) for _ in range(2)]
+    assert len(seen) == 1
+    ids.append(layout.document_tokens(replace(hers, document_id="d2", collection_id="bob's")))
+    assert len(seen) == 2
+    assert ids[0] == ids[1] == ids[2]
 
 
 def test_overflow_drops_the_oldest_turns_and_then_the_lightest_document() -> None:
