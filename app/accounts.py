@@ -5,6 +5,10 @@
 
 Live sessions are also held in memory (this process is the database's only writer): a request is authorised
 without a query, and a revocation counts from the same moment.
+
+Checking a password takes a while, and much may happen to its account meanwhile. What was proved is the hash
+that was checked, so a session begins, and a person's own change of password counts, only where the account
+still has that hash; the transaction that writes them looks.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.requests import cookie_parser
@@ -32,6 +37,7 @@ IDLE_S = 30 * 24 * 3600.0
 #: The time of a session's last request is written down at most this often.
 _SEEN_EVERY_S = 600.0
 WRONG = "Name or password is wrong."
+_WRONG_PRESENT = "The present password is wrong."
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ class Accounts:
         self._throttle = Throttle()
         self._accounts: dict[str, Account] = {}
         self._sessions: dict[bytes, Session] = {}
+        self._on_lock: list[Callable[[str], None]] = []
         chosen = os.environ.get("COREAD_SETUP_TOKEN")
         self._setup_token = chosen or secrets.token_urlsafe(24)
         #: Whether whoever runs the server chose the token: then no log shows it.
@@ -111,6 +118,10 @@ class Accounts:
 
     def close(self) -> None:
         self._hasher.close()
+
+    def on_lock(self, callback: Callable[[str], None]) -> None:
+        """Call `callback(account)` when an account is locked, which ends its keys in the database."""
+        self._on_lock.append(callback)
 
     # -- who is it ---------------------------------------------------------------------------------------
 
@@ -154,22 +165,34 @@ class Accounts:
         right = await self._hasher.verify(password, stored)
         # Looked up again: the account may have been disabled while the password was being checked.
         account = self._named(name)
-        if account is None or not right or account.disabled is not None:
+        if account is None or stored is None or not right or account.disabled is not None:
             raise NoIdentity(WRONG)
+        token = await self._begin(account, stored, label)
         self._throttle.succeeded(name, address)
-        return await self._begin(account, label)
+        return token
 
-    async def _begin(self, account: Account, label: str) -> str:
-        own = sorted(self.sessions(account.id), key=lambda session: session.seen)
-        for session in own[: max(0, len(own) - MAX_SESSIONS + 1)]:
-            await self.revoke_session(session.id, account.id)
+    async def _begin(self, account: Account, proved: str, label: str) -> str:
+        """A new session's token. Raises `NoIdentity` where `proved` is no longer the account's password hash,
+        or the account is locked."""
         token, now = secrets.token_urlsafe(32), time.time()
         made = Session(secrets.token_hex(8), account.id, now, now, _label(label))
         hashed = hash_secret(token)
-        row = (made.id, made.account, hashed, now, now, made.label)
-        sql = "INSERT INTO app_sessions VALUES (?, ?, ?, ?, ?, ?)"
-        await self._db.write(lambda c: c.execute(sql, row).rowcount)
-        self._sessions[hashed] = made
+        row = (made.id, made.account, hashed, now, now, made.label, account.id, proved)
+        sql = (
+            "INSERT INTO app_sessions (id, account, token_hash, created, seen, label) "
+            "SELECT ?, ?, ?, ?, ?, ? FROM app_accounts WHERE id = ? AND password = ? AND disabled IS NULL"
+        )
+        self._sessions[hashed] = made  # at once, so that whoever ends the account's sessions ends this one
+        try:
+            begun = await self._db.write(lambda c: c.execute(sql, row).rowcount)
+        except BaseException:
+            self._sessions.pop(hashed, None)
+            raise
+        if not begun or hashed not in self._sessions:
+            self._sessions.pop(hashed, None)
+            raise NoIdentity(WRONG)
+        own = self.sessions(account.id)
+        await self._end([session for session in own[MAX_SESSIONS:] if session is not made])
         return token
 
     async def sign_out(self, headers: Mapping[str, str]) -> None:
@@ -185,17 +208,24 @@ class Accounts:
 
     async def revoke_session(self, id: str, account: str) -> None:
         """End one of a person's sessions. Raises `NotFoundHere` where it is not theirs."""
-        found = [h for h, s in self._sessions.items() if s.id == id and s.account == account]
+        found = [s for s in self.sessions(account) if s.id == id]
         if not found:
             raise NotFoundHere("There is no such session.")
-        del self._sessions[found[0]]  # first: a refusal must not wait for the disk
-        await self._db.write(lambda c: c.execute("DELETE FROM app_sessions WHERE id = ?", (id,)).rowcount)
+        await self._end(found)
 
     async def revoke_sessions(self, account: str, keep: str | None = None) -> None:
         """End all of a person's sessions but `keep`."""
-        for session in self.sessions(account):
-            if session.id != keep:
-                await self.revoke_session(session.id, account)
+        await self._end([session for session in self.sessions(account) if session.id != keep])
+
+    async def _end(self, sessions: Iterable[Session]) -> None:
+        ids = {session.id for session in sessions}
+        self._drop(ids)  # first: a refusal must not wait for the disk
+        if ids:
+            sql, rows = "DELETE FROM app_sessions WHERE id = ?", [(id,) for id in ids]
+            await self._db.write(lambda c: c.executemany(sql, rows).rowcount)
+
+    def _drop(self, ids: set[str]) -> None:
+        self._sessions = {hashed: s for hashed, s in self._sessions.items() if s.id not in ids}
 
     # -- accounts ----------------------------------------------------------------------------------------
 
@@ -258,31 +288,62 @@ class Accounts:
         ]
         if disabled and account.role == "administrator" and not others:
             raise ValueRefused("This is the last administrator; make another one first.")
-        at = time.time() if disabled else None
-        self._accounts[id] = replace(account, disabled=at)
-        await self._db.write(
-            lambda c: c.execute("UPDATE app_accounts SET disabled = ? WHERE id = ?", (at, id)).rowcount
-        )
-        if disabled:
-            await self.revoke_sessions(id)
+        now = time.time()
+        self._accounts[id] = replace(account, disabled=now if disabled else None)
+        if not disabled:
+            sql = "UPDATE app_accounts SET disabled = NULL WHERE id = ?"
+            await self._db.write(lambda c: c.execute(sql, (id,)).rowcount)
+            return
+        # All of this before anything is waited for: what is being written at this moment is known here
+        # already, and its row comes before the transaction that removes it.
+        self._drop({session.id for session in self.sessions(id)})
+        for ended in self._on_lock:
+            ended(id)
+
+        def lock(c: sqlite3.Connection) -> None:
+            c.execute("UPDATE app_accounts SET disabled = ? WHERE id = ?", (now, id))
+            c.execute("DELETE FROM app_sessions WHERE account = ?", (id,))
+            c.execute("UPDATE app_keys SET revoked = ? WHERE owner = ? AND revoked IS NULL", (now, id))
+
+        await self._db.write(lock)
 
     async def set_password(self, id: str, password: str, keep: str | None = None) -> None:
         """Give an account another password; its sessions end, but for the one that asks."""
         self.account(id)
-        hashed = await self._hasher.hash(password)
-        await self._db.write(
-            lambda c: c.execute("UPDATE app_accounts SET password = ? WHERE id = ?", (hashed, id)).rowcount
-        )
-        await self.revoke_sessions(id, keep)
+        await self._write_password(id, await self._hasher.hash(password), keep)
 
     async def change_password(
         self, id: str, present: str, new: str, address: str, keep: str | None = None
     ) -> None:
-        """A person changes their own; raises `NoIdentity` where the present one is wrong."""
+        """A person changes their own; raises `NoIdentity` where the present one is wrong, or is the present
+        one no longer when the new one would be written."""
         self._throttle.attempt(self.account(id).name, address)
-        if not await self._hasher.verify(present, await self._stored(id)):
-            raise NoIdentity("The present password is wrong.")
-        await self.set_password(id, new, keep)
+        proved = await self._stored(id)
+        if proved is None or not await self._hasher.verify(present, proved):
+            raise NoIdentity(_WRONG_PRESENT)
+        if not await self._write_password(id, await self._hasher.hash(new), keep, proved):
+            raise NoIdentity(_WRONG_PRESENT)
+
+    async def _write_password(self, id: str, hashed: str, keep: str | None, proved: str | None = None) -> bool:
+        """Write a password and end the sessions but `keep`. With `proved`, only where that is the password
+        hash still and the account is not locked; False where it is not."""
+
+        def write(c: sqlite3.Connection) -> set[str] | None:
+            sql, values = "UPDATE app_accounts SET password = ? WHERE id = ?", [hashed, id]
+            if proved is not None:
+                sql, values = sql + " AND password = ? AND disabled IS NULL", [*values, proved]
+            if not c.execute(sql, values).rowcount:
+                return None
+            ended = c.execute("SELECT id FROM app_sessions WHERE account = ? AND id IS NOT ?", (id, keep))
+            ids = {str(row[0]) for row in ended}
+            c.execute("DELETE FROM app_sessions WHERE account = ? AND id IS NOT ?", (id, keep))
+            return ids
+
+        ended = await self._db.write(write)
+        if ended is not None:
+            # Those that the transaction saw: a session that begins behind it has proved the new password.
+            self._drop(ended)
+        return ended is not None
 
     def _named(self, name: str) -> Account | None:
         wanted = _known_as(name)

@@ -43,7 +43,9 @@ def hash_secret(secret: str) -> bytes:
 
 def checked_name(name: str, what: str, limit: int = _NAME_CHARS) -> str:
     """`name` on one line without control characters; raises `ValueRefused` where nothing is left of it."""
-    stripped = " ".join("".join(c if c.isprintable() else " " for c in name).split())
+    # Each character is looked at: not those of what is a book and no name.
+    cut = name if len(name) > 10 * limit else "".join(c if c.isprintable() else " " for c in name)
+    stripped = " ".join(cut.split())
     if not stripped or len(stripped) > limit:
         raise ValueRefused(f"{what} needs between 1 and {limit} characters; it has {len(stripped):,}.")
     return stripped
@@ -106,7 +108,7 @@ class ApiKeys:
         try:
             await self._db.write(lambda c: c.execute(sql, row).rowcount)
         except BaseException:
-            del self._by_hash[hashed]
+            self._by_hash.pop(hashed, None)
             raise
         return made, secret
 
@@ -123,6 +125,10 @@ class ApiKeys:
         del self._by_hash[found[0]]  # first: a refusal must not wait for the disk
         sql = "UPDATE app_keys SET revoked = ? WHERE id = ?"
         await self._db.write(lambda c: c.execute(sql, (time.time(), id)).rowcount)
+
+    def forget(self, owner: str) -> None:
+        """Drop the keys of an account whose lock ends them in the database (see `Accounts.set_disabled`)."""
+        self._by_hash = {hashed: key for hashed, key in self._by_hash.items() if key.owner != owner}
 
 
 def _own_id(key_id: str) -> str:

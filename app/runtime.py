@@ -275,6 +275,7 @@ class Runtime:
         await accounts.open()
         keys = ApiKeys(database, accounts.role_of)
         await keys.open()
+        accounts.on_lock(keys.forget)
         self._accounts = self.access.sessions = accounts
         self._keys = self.access.keys = keys
         if not self.settings.open_to_all and accounts.setup_token is not None:

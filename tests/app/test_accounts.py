@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import httpx
@@ -13,6 +15,7 @@ import pytest
 from app import accounts as module
 from app.accounts import MAX_SESSIONS, WRONG, Accounts
 from app.errors import NoIdentity, NotAllowed, NotFoundHere, TooMany, ValueRefused
+from app.keys import ApiKeys
 from app.pages.build import build_demo
 from app.passwords import PasswordHasher, hash_password, verify_password
 from app.people_schema import MIGRATIONS
@@ -234,7 +237,9 @@ async def test_sessions_are_capped_and_outlive_a_restart_but_not_their_time(
     accounts: Accounts, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = await root(accounts)
-    tokens = [await accounts._begin(me, "x") for _ in range(MAX_SESSIONS + 3)]
+    proved = await accounts._stored(me.id)
+    assert proved is not None
+    tokens = [await accounts._begin(me, proved, "x") for _ in range(MAX_SESSIONS + 3)]
     assert len(accounts.sessions(me.id)) == MAX_SESSIONS
     assert accounts.principal(cookie(tokens[0])) is None
     again = Accounts(database, "s")
@@ -247,6 +252,139 @@ async def test_sessions_are_capped_and_outlive_a_restart_but_not_their_time(
     await again.open()
     assert again.sessions(me.id) == []
     again.close()
+
+
+# What happens while a password is being checked or a session is being written
+
+
+class Paused:
+    """A function of `owner` that waits behind its work: `reached` says that it has been done, `go` lets it
+    return. Only the first call is held."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        real = getattr(owner, name)
+
+        async def held(*arguments: Any) -> Any:
+            found = await real(*arguments)
+            if not self.reached.is_set():
+                self.reached.set()
+                await self.go.wait()
+            return found
+
+        monkeypatch.setattr(owner, name, held)
+
+
+async def test_an_old_password_that_was_being_checked_begins_no_session(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await root(accounts)
+    checked = Paused(monkeypatch, accounts._hasher, "verify")
+    old = asyncio.ensure_future(accounts.sign_in("Root", PASSWORD, "9.9.9.9", "x"))
+    await checked.reached.wait()
+    await accounts.set_password(me.id, OTHER)
+    checked.go.set()
+    with pytest.raises(NoIdentity, match=WRONG):
+        await old
+    assert accounts.sessions(me.id) == []
+
+
+async def test_a_session_that_was_being_written_ends_with_its_password(
+    accounts: Accounts, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await root(accounts)
+    written = Paused(monkeypatch, database, "write")
+    old = asyncio.ensure_future(accounts.sign_in("Root", PASSWORD, "9.9.9.9", "x"))
+    await written.reached.wait()
+    await accounts.set_password(me.id, OTHER)
+    written.go.set()
+    with pytest.raises(NoIdentity):
+        await old
+    assert await accounts.sign_in("Root", OTHER, "a", "x")
+    assert len(accounts.sessions(me.id)) == 1
+    again = Accounts(database, "s")
+    await again.open()
+    assert again.sessions(me.id) == accounts.sessions(me.id), "nor after a restart"
+    again.close()
+
+
+async def test_of_two_changes_of_one_password_one_counts(
+    accounts: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await root(accounts)
+    checked = Paused(monkeypatch, accounts._hasher, "verify")
+    late = asyncio.ensure_future(accounts.change_password(me.id, PASSWORD, "the late one", "a"))
+    await checked.reached.wait()
+    here = await accounts.sign_in("Root", PASSWORD, "b", "x")
+    mine = accounts.session(cookie(here))
+    assert mine is not None
+    await accounts.change_password(me.id, PASSWORD, OTHER, "b", mine.id)
+    checked.go.set()
+    with pytest.raises(NoIdentity, match="present password"):
+        await late
+    assert accounts.principal(cookie(here)) is not None, "a change that does not count ends nothing"
+    with pytest.raises(NoIdentity):
+        await accounts.sign_in("Root", "the late one", "c", "x")
+    assert await accounts.sign_in("Root", OTHER, "c", "x")
+
+
+@pytest.mark.parametrize("part", ["verify", "write"])
+async def test_no_session_of_a_locked_account_comes_back_with_it(
+    accounts: Accounts, database: Database, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    await root(accounts)
+    ann = await accounts.create("Ann", PASSWORD, "reader")
+    held = Paused(monkeypatch, accounts._hasher if part == "verify" else database, part)
+    begun = asyncio.ensure_future(accounts.sign_in("Ann", PASSWORD, "9.9.9.9", "x"))
+    await held.reached.wait()
+    await accounts.set_disabled(ann.id, True)
+    held.go.set()
+    with pytest.raises(NoIdentity):
+        await begun
+    await accounts.set_disabled(ann.id, False)
+    assert accounts.sessions(ann.id) == []
+    again = Accounts(database, "s")
+    await again.open()
+    assert again.sessions(ann.id) == []
+    again.close()
+
+
+async def test_a_session_that_ends_by_itself_keeps_no_other_one(
+    accounts: Accounts, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = await root(accounts)
+    tokens = [await accounts.sign_in("Root", PASSWORD, f"{n}", "x") for n in range(3)]
+    writing = Paused(monkeypatch, database, "write")
+    ending = asyncio.ensure_future(accounts.revoke_sessions(me.id))
+    await writing.reached.wait()
+    for token in tokens:
+        await accounts.sign_out(cookie(token))
+    writing.go.set()
+    await ending
+    assert accounts.sessions(me.id) == []
+
+
+async def test_a_lock_ends_keys_for_good(accounts: Accounts, database: Database) -> None:
+    """Also one that is being written; other people's go on."""
+    me = await root(accounts)
+    ann = await accounts.create("Ann", PASSWORD, "reader")
+    keys = ApiKeys(database, accounts.role_of)
+    await keys.open()
+    accounts.on_lock(keys.forget)
+    _, leaked = await keys.create("leaked", ann.id)
+    _, mine = await keys.create("mine", me.id)
+    writing = asyncio.ensure_future(keys.create("being written", ann.id))
+    await asyncio.sleep(0)  # its row is in line
+    await accounts.set_disabled(ann.id, True)
+    _, late = await writing
+    await accounts.set_password(ann.id, OTHER)
+    await accounts.set_disabled(ann.id, False)
+    again = ApiKeys(database, accounts.role_of)
+    await again.open()
+    for opened in (keys, again):
+        assert opened.principal(leaked) is opened.principal(late) is None
+        assert opened.principal(mine) == Principal("api_key", me.id, "administrator")
+        assert opened.live(ann.id) == []
 
 
 # The pages
