@@ -7,6 +7,9 @@
 
     restore   check the manifest, then lay all of it in an empty directory that no server uses
 
+A backup may have come from anywhere, so only names that a backup has are taken from its manifest, and nothing
+that is reached through a link: a name alone never says where something is read from or written to.
+
 Files are stored under their content's hash and are deleted only after the database has forgotten them, so a
 file that the copied database names is there, unless its document was deleted meanwhile; then it is left out,
 and the restored server finds the document without its original, which `rag`'s check reports.
@@ -18,8 +21,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,6 +38,9 @@ _FORMAT = 1
 _MANIFEST = "backup.json"
 _DATABASE = "coread.sqlite"
 _SECRETS = ("cookie.key",)
+_HASH = re.compile(r"[0-9a-f]{64}")
+#: An uploaded file, as `rag.datadir` lays it.
+_FILE = re.compile(r"files/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 #: Pages copied at a time; writers go on in between.
 _PAGES = 2_000
 
@@ -79,6 +87,9 @@ def make_backup(data_dir: Path, target: Path) -> BackupReport:
         manifest = {"format": _FORMAT, "made": time.time(), "missing": missing, "files": hashes}
         _write(target / _MANIFEST, json.dumps(manifest, indent=1).encode())
         return BackupReport(str(target), len(hashes), size, missing)
+    except BackupFailed:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     except (OSError, sqlite3.Error) as error:
         shutil.rmtree(target, ignore_errors=True)
         raise BackupFailed(f"The backup could not be made ({error}).") from error
@@ -110,19 +121,30 @@ def restore_backup(backup: Path, data_dir: Path) -> BackupReport:
 
 def check_backup(backup: Path) -> dict[str, Any]:
     """The manifest of a whole, undamaged backup; raises `BackupFailed` otherwise."""
+    _refuse_links(backup, _MANIFEST)
     try:
         manifest: Any = json.loads((backup / _MANIFEST).read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BackupFailed(f"{backup} is no complete backup: {_MANIFEST} cannot be read.") from error
     if not isinstance(manifest, dict):
         raise BackupFailed(f"{backup} is no complete backup: {_MANIFEST} holds something else.")
-    files = manifest.get("files")
+    files, missing = manifest.get("files"), manifest.get("missing")
     if not isinstance(files, dict) or manifest.get("format") != _FORMAT or _DATABASE not in files:
         raise BackupFailed(f"{backup} is no backup of format {_FORMAT}.")
+    if not isinstance(missing, int):
+        raise BackupFailed(f"{backup} is no complete backup: {_MANIFEST} does not say what is missing.")
     for name, expected in files.items():
-        path = backup / name
-        if not _inside(path, backup) or not path.is_file() or _sha256(path) != expected:
+        stored = _FILE.fullmatch(name)
+        if stored is None and name not in (_DATABASE, *_SECRETS):
+            raise BackupFailed(
+                f"{backup} is no backup: it names {name[:200]!r}; a backup has {_DATABASE}, "
+                f"{', '.join(_SECRETS)} and files/xx/ with files named by their SHA-256."
+            )
+        _refuse_links(backup, name)
+        if not (backup / name).is_file() or _sha256(backup / name) != expected:
             raise BackupFailed(f"The backup {backup} is damaged: {name[:200]!r} is missing or was changed.")
+        if stored is not None and stored[2] != expected:
+            raise BackupFailed(f"The backup {backup} is damaged: {name!r} is not named by its SHA-256.")
     with contextlib.closing(sqlite3.connect(f"file:{backup / _DATABASE}?mode=ro&immutable=1", uri=True)) as c:
         try:
             found = c.execute("PRAGMA quick_check").fetchone()[0]
@@ -133,8 +155,18 @@ def check_backup(backup: Path) -> dict[str, Any]:
     return manifest
 
 
-def _inside(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
+def _refuse_links(backup: Path, name: str) -> None:
+    """Raises `BackupFailed` where `name` or a folder on the way to it is a link or a device."""
+    path = backup
+    for part in name.split("/"):
+        path /= part
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            return  # it is missing, which is said of the whole name
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            link = path.relative_to(backup)
+            raise BackupFailed(f"{backup} is no backup: {link} is neither a file nor a folder of its own.")
 
 
 def _claim(target: Path) -> None:
@@ -170,8 +202,11 @@ def _named_files(database: Path) -> set[str]:
         found: set[str] = set()
         for table in tables & {"documents", "jobs"}:
             rows = c.execute(f"SELECT content_hash FROM {table} WHERE content_hash IS NOT NULL")
-            found |= {row[0] for row in rows}
-        return found
+            found |= {str(row[0]) for row in rows}
+    for content in found:
+        if not _HASH.fullmatch(content):  # it would be taken for a path
+            raise BackupFailed(f"The database names the file {content[:200]!r}, which is no SHA-256.")
+    return found
 
 
 def _copy_files(data_dir: Path, target: Path) -> int:

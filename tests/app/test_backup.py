@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import sqlite3
 import threading
@@ -141,6 +142,79 @@ def test_a_damaged_backup_is_refused_and_nothing_is_laid(tmp_path: Path, damage:
     with pytest.raises(BackupFailed):
         restore_backup(backup, target)
     assert not target.exists()
+
+
+def hostile(backup: Path, names: dict[str, bytes]) -> None:
+    """Have a backup's manifest name more files, each as its content says."""
+    manifest = json.loads((backup / "backup.json").read_text())
+    more = {name: hashlib.sha256(data).hexdigest() for name, data in names.items()}
+    manifest["files"] = {**more, **manifest["files"]}
+    (backup / "backup.json").write_text(json.dumps(manifest))
+
+
+def test_a_backup_writes_nothing_outside_the_data_directory(tmp_path: Path) -> None:
+    """Behind a link, `..` means one thing where a file is read and another where it is written."""
+    backup, home = tmp_path / "backup", tmp_path / "deep"
+    make_backup(small_data_dir(tmp_path / "data"), backup)
+    (backup / "q" / "d2").mkdir(parents=True)
+    (backup / "q" / "d2" / "pad").write_bytes(b"x")
+    (backup / "a").symlink_to(backup / "q" / "d2")
+    (backup / "evil").write_bytes(b"owned")
+    hostile(backup, {"a/pad": b"x", "a/../../evil": b"owned"})
+    home.mkdir()
+    with pytest.raises(BackupFailed, match="it names 'a/pad'"):
+        restore_backup(backup, home / "data")
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["notes.txt", "admin.key", "lock", "/etc/motd", "files/../coread.sqlite", "./coread.sqlite",
+     "files/ab/" + "ab" * 31, "files/ab/" + "cd" * 32, "files/AB/" + "AB" * 32, f"files/ab/{'ab' * 32}/x",
+     f"files/ab/{'ab' * 32}\n", ""],
+)  # fmt: skip
+def test_only_what_a_backup_has_is_restored(tmp_path: Path, name: str) -> None:
+    backup = tmp_path / "backup"
+    make_backup(small_data_dir(tmp_path / "data"), backup)
+    hostile(backup, {name: b"x"})
+    with pytest.raises(BackupFailed, match="it names"):
+        restore_backup(backup, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("linked", ["backup.json", "coread.sqlite", "file", "folder", "files"])
+def test_no_link_in_a_backup_is_followed(tmp_path: Path, linked: str) -> None:
+    backup = tmp_path / "backup"
+    make_backup(small_data_dir(tmp_path / "data"), backup)
+    (stored,) = [path for path in (backup / "files").rglob("*") if path.is_file()]
+    path = {"file": stored, "folder": stored.parent}.get(linked, backup / linked)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BackupFailed, match="neither a file nor a folder"):
+        restore_backup(backup, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_file_under_another_ones_name_is_refused(tmp_path: Path) -> None:
+    """It would be served as the document of that name."""
+    backup, name = tmp_path / "backup", "files/ab/" + "ab" * 32
+    make_backup(small_data_dir(tmp_path / "data"), backup)
+    (backup / name).parent.mkdir(exist_ok=True)
+    (backup / name).write_bytes(b"x")
+    hostile(backup, {name: b"x"})
+    with pytest.raises(BackupFailed, match="not named by its SHA-256"):
+        restore_backup(backup, tmp_path / "target")
+
+
+def test_a_database_names_no_path_to_back_up(tmp_path: Path) -> None:
+    data = small_data_dir(tmp_path / "data")
+    (tmp_path / "secret").write_text("x")
+    with sqlite3.connect(data / "coread.sqlite") as c:
+        c.execute("UPDATE documents SET content_hash = '../../../secret'")
+    c.close()
+    with pytest.raises(BackupFailed, match="no SHA-256"):
+        make_backup(data, tmp_path / "backup")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "secret"]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
