@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from app.accounts import Accounts
 from app.errors import NotAllowed, NotFoundHere, QuotaRefused, ValueRefused
 from app.keys import checked_name
+from app.one_at_a_time import OneAtATime
 from app.pages.words import phrase
 from app.principal import Principal
 from app.settings import Settings
@@ -64,6 +65,7 @@ class Collections:
         self, settings: Settings, library: AsyncLibrary, store: Store, accounts: Callable[[], Accounts]
     ) -> None:
         self._settings, self._library, self._store, self._accounts = settings, library, store, accounts
+        self._persons = OneAtATime()
 
     # -- what is there -----------------------------------------------------------------------------------
 
@@ -104,14 +106,16 @@ class Collections:
 
     async def create(self, principal: Principal, name: str) -> str:
         """A new, empty collection that only the principal reads; its id."""
-        name = await self._free_name(principal, name)
-        made = await self._library.create_collection(name, principal.id)
-        await self._store.grant(made.id, principal.id)
+        async with self._persons.of(principal.id):
+            name = await self._free_name(principal, name)
+            made = await self._library.create_collection(name, principal.id)
+            await self._store.grant(made.id, principal.id)
         return made.id
 
     async def rename(self, principal: Principal, id: str, name: str) -> None:
         await self.own(principal, id)
-        await self._library.rename_collection(id, await self._free_name(principal, name, but=id))
+        async with self._persons.of(principal.id):
+            await self._library.rename_collection(id, await self._free_name(principal, name, but=id))
 
     async def _free_name(self, principal: Principal, name: str, but: str = "") -> str:
         name = checked_name(name, "A collection's name", _NAME_CHARS)
@@ -132,10 +136,11 @@ class Collections:
         found = [a for a in self._accounts().accounts() if a.name.casefold() == wanted and a.disabled is None]
         if not found:
             raise ValueRefused(phrase("library.no_account", name=" ".join(name.split())[:_NAME_CHARS]))
-        readers = await self._store.readers(id)
-        if found[0].id not in readers and len(readers) > MAX_READERS:
-            raise QuotaRefused(phrase("library.many_readers", limit=MAX_READERS))
-        await self._store.grant(id, found[0].id)
+        async with self._persons.of(principal.id):
+            readers = await self._store.readers(id)
+            if found[0].id not in readers and len(readers) > MAX_READERS:
+                raise QuotaRefused(phrase("library.many_readers", limit=MAX_READERS))
+            await self._store.grant(id, found[0].id)
         return Reader(found[0].id, found[0].name)
 
     async def unshare(self, principal: Principal, id: str, reader: str) -> None:

@@ -33,8 +33,8 @@ log = logging.getLogger("coread")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What goes with a document: its passages, bytes on disk that nothing else needs, and indexed blocks of
-    KV (what was computed behind it included), of which `held` go only with their last reader."""
+    """What goes with a document: its passages, bytes on disk that nothing else of theirs needs, and indexed
+    blocks of KV (what was computed behind it included), of which `held` go only with their last reader."""
 
     documents: int = 0
     passages: int = 0
@@ -111,11 +111,12 @@ class Shelf:
 
     async def replace(self, principal: Principal, document: str, name: str, data: bytes) -> None:
         """Queue a new version; the present one stays until that is ready."""
-        info = await self._knowledge.changeable(principal, document)
-        stored = await self._knowledge.stored(principal)
-        without = Stored(stored.documents - 1, stored.bytes - info.size, stored.total_bytes - info.size)
-        self._limits.check_upload(principal.id, len(data), without)
-        await self._library.replace_document(document, name, data, principal.id)
+        async with self._knowledge.adding(principal):
+            info = await self._knowledge.changeable(principal, document)
+            stored = await self._knowledge.stored(principal)
+            without = Stored(stored.documents - 1, stored.bytes - info.size, stored.total_bytes - info.size)
+            self._limits.check_upload(principal.id, len(data), without)
+            await self._library.replace_document(document, name, data, principal.id)
 
     async def retry(self, principal: Principal, document: str) -> None:
         await self._knowledge.changeable(principal, document)

@@ -142,7 +142,10 @@ class Warmer:
                 if segments is None:
                     now.skipped += 1
                 else:
-                    left = await self._warm(now, segments, left)
+                    try:
+                        left = await self._warm(now, part, segments, left)
+                    except NotFound:  # deleted or replaced since it was laid out
+                        now.skipped += 1
                     if left < 0:
                         now.state = "full"
                         return
@@ -172,7 +175,7 @@ class Warmer:
         shared = takewhile(lambda segment: not segment.scope.private, built.segments)
         return [segment for segment in shared if segment.tokens]
 
-    async def _warm(self, now: Warming, segments: list[Segment], left: int) -> int:
+    async def _warm(self, now: Warming, part: Span, segments: list[Segment], left: int) -> int:
         """Have a part computed unless it is there; how many blocks may still be taken, negative where this
         part would have been too much."""
         total = sum(len(segment.tokens) for segment in segments)
@@ -185,7 +188,7 @@ class Warmer:
                 return left
             if math.ceil((total - there) / size) > left:
                 return -1
-            computed = await self._prefill(segments)
+            computed = await self._prefill(segments, part)
             if computed is not None:
                 now.tokens += computed
                 return left - math.ceil(computed / size)
@@ -200,8 +203,9 @@ class Warmer:
         status = self._engine.status()
         return status.running + status.queued > ours
 
-    async def _prefill(self, segments: list[Segment]) -> int | None:
-        """Tokens that were computed; None where it was given up because somebody came."""
+    async def _prefill(self, segments: list[Segment], part: Span) -> int | None:
+        """Tokens that were computed; None where it was given up because somebody came. Raises `NotFound`
+        where the document was deleted or replaced before the engine had it."""
         request = GenerationRequest(
             segments=segments,
             sampling=SamplingParams(max_tokens=1, ignore_eos=True),
@@ -213,6 +217,8 @@ class Warmer:
         generation = await self._engine.submit(request)
         computed: int | None = None
         try:
+            if await self._library.tell_stale([(part.document_id, part.version)]):
+                raise NotFound("The document was deleted or replaced.")
             async with aclosing(_watched(aiter(generation), self.look_s)) as events:
                 async for event in events:
                     match event:

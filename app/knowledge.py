@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.errors import NotFoundHere
 from app.limits import Limits, Stored
+from app.one_at_a_time import OneAtATime
 from app.pages.words import phrase
 from app.principal import Principal
 from app.settings import Settings
@@ -76,6 +78,7 @@ class Knowledge:
         self._settings, self._library, self._store, self._engine = settings, library, store, engine
         self._limits = limits
         self._making = asyncio.Lock()  # two first uploads at once make one collection
+        self._persons, self._adding = OneAtATime(), asyncio.Lock()
 
     async def seed_suggested(self) -> list[str]:
         """Queue the sample documents behind the suggested questions, ahead of all others (see `seed`); the
@@ -208,10 +211,20 @@ class Knowledge:
         Raises `UploadRefused` over the size limit or the person's quota, `TooMany` over the hourly one, and
         `rag`'s own refusals.
         """
-        self._limits.check_upload(principal.id, len(data), await self.stored(principal))
-        if collection is None:
-            collection = await self.collection(principal, OWN_COLLECTION, principal.id)
-        return await self._library.add_document(collection, name, data, principal.id)
+        async with self.adding(principal):
+            self._limits.check_upload(principal.id, len(data), await self.stored(principal))
+            if collection is None:
+                collection = await self.collection(principal, OWN_COLLECTION, principal.id)
+            return await self._library.add_document(collection, name, data, principal.id)
+
+    @asynccontextmanager
+    async def adding(self, principal: Principal) -> AsyncIterator[None]:
+        """Between what is stored being counted and a file being added to it nobody adds another one.
+
+        A person's uploads wait for each other first, so many of one person delay anybody else's by one.
+        """
+        async with self._persons.of(principal.id), self._adding:
+            yield
 
     async def stored(self, principal: Principal) -> Stored:
         """What the principal keeps, failed uploads included, and what everybody does."""
@@ -308,6 +321,12 @@ class Knowledge:
         if principal.id not in owners | {info.created_by}:
             raise NotFoundHere(phrase("library.not_yours"))
         return info
+
+    async def forget_stale(self, read: Collection[tuple[str, int]]) -> bool:
+        """To be called as soon as the engine has a prompt that was made of these documents, each with its
+        version: whether one was deleted or replaced after it had been read. The engine then keeps no more of
+        it; what is deleted later concerns the prompt by itself."""
+        return await self._library.tell_stale(read)
 
     async def delete(self, principal: Principal, document: str) -> int:
         """Delete a document that is `changeable`; how many blocks of its KV lost their document.

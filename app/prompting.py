@@ -101,6 +101,11 @@ class Built:
     #: The documents do not seem to hold an answer: there are no segments, and `placed` came closest.
     refused: bool = False
 
+    @property
+    def read(self) -> frozenset[tuple[str, int]]:
+        """The documents that were read for it, each with the version that was."""
+        return frozenset((p.span.document_id, p.span.version) for p in self.placed)
+
 
 class Cited(NamedTuple):
     """What an answer leans on. `sentences`: how many of its sentences have each verdict that occurs."""

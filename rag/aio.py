@@ -104,6 +104,13 @@ class AsyncLibrary:
     async def homes(self, document_ids: Iterable[str]) -> dict[str, str]:
         return await self._run(self.library.homes, document_ids)
 
+    async def tell_stale(self, read: Collection[tuple[str, int]]) -> bool:
+        """See `Library.tell_stale`. It comes to its end where the caller is cancelled, too."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.shield(
+            loop.run_in_executor(self._others, self.library.tell_stale, frozenset(read))
+        )
+
     async def stored_bytes(self, document_id: str) -> int:
         return await self._run(self.library.stored_bytes, document_id)
 

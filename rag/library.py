@@ -287,8 +287,20 @@ class Library:
         """The collection of each of these documents; those that do not exist are left out."""
         return self._db.read_sync(lambda c: records.homes(c, document_ids))
 
+    def tell_stale(self, read: Collection[tuple[str, int]]) -> bool:
+        """For who has just handed on the text of documents that were read earlier, each with its version:
+        whether one has been deleted or replaced since. `on_delete`'s listeners are then called once more for
+        it, as their first call may have come before the text did."""
+        present = self._db.read_sync(lambda c: records.present_versions(c, {id for id, _ in read}))
+        stale = {id for id, version in read if present.get(id) != version}
+        for id in stale:
+            self._uploads.tell(id)
+        return bool(stale)
+
     def stored_bytes(self, document_id: str) -> int:
-        """Bytes of the files that would go with the document: those that no other document needs."""
+        """Bytes of the files that would go with the document: those that no other document of the same person
+        in collections of the same owner needs. What others have stored does not show in it; the file itself
+        stays for as long as anybody needs it."""
         return self._db.read_sync(lambda c: records.sole_bytes(c, document_id))
 
     def when_finished(self, document_id: str) -> Future[DocumentInfo]:

@@ -193,16 +193,32 @@ def homes(connection: sqlite3.Connection, document_ids: Iterable[str]) -> dict[s
     return {row[0]: row[1] for row in rows}
 
 
+def present_versions(connection: sqlite3.Connection, document_ids: Iterable[str]) -> dict[str, int]:
+    """The version of each document that exists, by id; 0 where none has been ready yet."""
+    rows = connection.execute(
+        "SELECT id, version FROM documents WHERE id IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(document_ids)),),
+    )
+    return {row[0]: int(row[1]) for row in rows}
+
+
 def sole_bytes(connection: sqlite3.Connection, document_id: str) -> int:
-    """Bytes of the stored files that only this document needs: its version's and its waiting upload's."""
+    """Bytes of the stored files, the version's and the waiting upload's, that no other document needs of the
+    same person in collections of the same owner.
+
+    Whether somebody else has stored the same file must not show: it would tell what they have.
+    """
     needed = (
         "SELECT d.key, d.content_hash, d.size FROM documents d WHERE d.content_hash IS NOT NULL "
         "UNION SELECT j.document, j.content_hash, j.size FROM jobs j"
     )
     row = connection.execute(
-        f"WITH needed(key, content_hash, size) AS ({needed}) "
-        "SELECT COALESCE(SUM(n.size), 0) FROM needed n JOIN documents d ON d.key = n.key WHERE d.id = ? "
-        "AND NOT EXISTS (SELECT 1 FROM needed o WHERE o.content_hash = n.content_hash AND o.key != n.key)",
+        f"WITH needed(key, content_hash, size) AS ({needed}), "
+        "whose(key, id, person, owner) AS (SELECT d.key, d.id, d.created_by, c.owner "
+        "FROM documents d JOIN collections c ON c.key = d.collection) "
+        "SELECT COALESCE(SUM(n.size), 0) FROM needed n JOIN whose w ON w.key = n.key WHERE w.id = ? "
+        "AND NOT EXISTS (SELECT 1 FROM needed o JOIN whose v ON v.key = o.key WHERE o.key != n.key "
+        "AND o.content_hash = n.content_hash AND v.person = w.person AND v.owner = w.owner)",
         (document_id,),
     ).fetchone()
     return int(row[0])

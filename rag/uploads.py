@@ -181,7 +181,7 @@ class Uploads:
                 self._indexes.changed(collection, removed)
             except Exception:
                 log.exception("the indexes of a collection are rebuilt")
-        self._tell(document_id)
+        self.tell(document_id)
         with self._files:
             for content_hash in hashes:
                 self._remove_unused(content_hash)
@@ -189,11 +189,12 @@ class Uploads:
 
     def replaced(self, document_id: str, old_hash: str) -> None:
         """A new version is ready: nobody needs the old one's KV or file."""
-        self._tell(document_id)
+        self.tell(document_id)
         with self._files:
             self._remove_unused(old_hash)
 
-    def _tell(self, document_id: str) -> None:
+    def tell(self, document_id: str) -> None:
+        """Call the listeners: this document's text is gone, or another one has taken its place."""
         for callback in self.callbacks:
             try:
                 callback(document_id)

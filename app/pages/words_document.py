@@ -107,8 +107,8 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "library.frees_passages": ("{n:,} passage in the search|{n:,} passages in the search", "搜尋中的 {n:,} 個段落"),
     "library.frees_file": ("{size} on disk", "磁碟上的 {size}"),
     "library.frees_no_file": (
-        "Nothing on disk: another document has the same file",
-        "磁碟空間不變：另一份文件使用相同的檔案",
+        "Nothing on disk: another document of yours has the same file",
+        "磁碟空間不變：你的另一份文件使用相同的檔案",
     ),
     "library.frees_blocks": (
         "{n:,} block of memory ({size}), with what readers computed behind it|{n:,} blocks of memory ({size}), with "

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.collections_documents import Shelf
-from app.errors import AppError, NotAllowed, NotFoundHere, QuotaRefused, ValueRefused
+from app.errors import AppError, NotAllowed, NotFoundHere, QuotaRefused, UploadRefused, ValueRefused
 from app.principal import OWNER, Principal
 from app.runtime import Runtime
 from app.settings import Settings, load_settings
 from app.store import EVERYBODY
+from tests.app.conftest import FakeParts
 from tests.app.small_engine import SmallEngine
 from tests.app.test_dashboard import ask
 
@@ -166,6 +169,68 @@ async def test_deleting_says_before_and_after_what_it_frees(runtime: Runtime, en
     assert engine.memory().free >= free + before.blocks - 1, "the blocks are really given back"
     with pytest.raises(NotFoundHere):
         await runtime.knowledge.readable_info(ANN, document)
+
+
+async def test_the_weight_of_a_document_does_not_tell_what_others_have(runtime: Runtime) -> None:
+    ann, bob = await account(runtime, "Ann"), await account(runtime, "Bob")
+    hers = await add(runtime, ann, "pay.md")
+    guesses = {data: await add(runtime, bob, "g.md", data) for data in (MILL, MILL.replace(b"1802", b"1803"))}
+    for data, id in guesses.items():
+        assert (await runtime.shelf.weight(bob, id)).file_bytes == len(data)
+    other = await runtime.collections.create(bob, "Other")
+    again = await runtime.shelf.add(bob, other, "g.md", MILL)
+    await runtime.knowledge._library.wait(again)
+    assert (await runtime.shelf.weight(bob, again)).file_bytes == 0, "his own other one keeps it"
+    for id in (again, guesses[MILL]):
+        await runtime.shelf.delete(bob, id)
+    assert (await runtime.knowledge.original(ann, hers))[1] == MILL
+
+
+async def test_no_crowd_of_requests_gets_past_a_limit(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.collections.MAX_COLLECTIONS", 4)
+    monkeypatch.setattr("app.collections.MAX_READERS", 2)
+    ann = await account(runtime, "Ann")
+
+    async def at_once(*calls: Awaitable[Any]) -> list[Any]:
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [r for r in results if isinstance(r, BaseException)]
+        assert all(isinstance(r, AppError) for r in refused), refused
+        return [r for r in results if not isinstance(r, BaseException)]
+
+    collections = runtime.collections
+    assert len(await at_once(*(collections.create(ann, "Same") for _ in range(5)))) == 1
+    made = await at_once(*(collections.create(ann, f"c{n}") for n in range(12)))
+    assert len(made) == 3
+    await at_once(*(collections.rename(ann, id, "New") for id in made))
+    assert sorted(v.name for v in await collections.readable(ann) if v.own).count("New") == 1
+    for n in range(6):
+        await account(runtime, f"R{n}")
+    assert len(await at_once(*(collections.share(ann, made[0], f"R{n}") for n in range(6)))) == 2
+
+
+async def test_no_crowd_of_uploads_gets_past_a_limit(engine: SmallEngine, tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path / "limited", access="accounts", max_documents_per_person=5)
+    runtime = Runtime(settings, FakeParts(engine))  # type: ignore[arg-type]
+    runtime.open()
+    runtime.start()
+    await runtime.wait_seeded()
+    try:
+        ann, bob = await account(runtime, "Ann"), await account(runtime, "Bob")
+
+        async def at_once(who: Principal, count: int) -> int:
+            files = [f"# {n}\n\nWords of {who.id}.\n".encode() for n in range(count)]
+            calls = (runtime.shelf.add(who, None, f"f{n}.md", data) for n, data in enumerate(files))
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(r, str | UploadRefused) for r in results), results
+            return sum(isinstance(r, str) for r in results)
+
+        assert await at_once(ann, 30) == 5
+        assert (await runtime.knowledge.stored(ann)).documents == 5
+        assert await at_once(bob, 7) == 5, "everybody has a limit of their own"
+    finally:
+        await runtime.stop()
 
 
 async def test_a_whole_collection_is_deleted(runtime: Runtime) -> None:

@@ -59,10 +59,15 @@ def test_what_would_go_with_a_document(library: Library, add: Callable[..., str]
     one = add(text, "ferry.md")
     assert library.stored_bytes(one) == len(text)
     two = add(text, "the same.md", collection="other")
-    assert library.stored_bytes(one) == library.stored_bytes(two) == 0, "each keeps the file for the other"
-    library.delete_document(two)
+    assert library.stored_bytes(one) == library.stored_bytes(two) == len(text), "what others have is not told"
+    library.create_collection("Third", "owner", "third")
+    three = add(text, "my own again.md", collection="third")
+    assert library.stored_bytes(one) == library.stored_bytes(three) == 0, "each keeps the file for the other"
+    library.delete_document(three)
     assert library.stored_bytes(one) == len(text)
     assert library.stored_bytes("d-nothing") == 0
+    library.delete_document(one)
+    assert library.original(two, {"other"}) == text.encode(), "the file stays for who still needs it"
 
 
 def test_a_collection_is_renamed(library: Library) -> None:
