@@ -270,6 +270,8 @@ class Chat:
             turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
             if turn.stopped:
                 turn.generation.abort()
+            if await self._knowledge.forget_stale(built.read):
+                raise NotFoundHere(phrase("refused.document_changed"))
             await self._keep_question(turn)
             async with aclosing(self._stream(turn, built)) as updates:
                 async for update in updates:

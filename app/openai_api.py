@@ -21,10 +21,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from app.errors import AppError, QuestionRefused
+from app.errors import AppError, NotFoundHere, QuestionRefused
 from app.http_errors import as_refusal, as_response, maximum_context
 from app.limits import MeteredGeneration
 from app.openai_schema import ApiRefusal, ChatRequest
+from app.pages.words import phrase
 from app.principal import Principal
 from app.refusal import CLOSEST, refusal_text
 from app.runtime import Runtime
@@ -223,7 +224,7 @@ class _Api:
             )
         settings = self._runtime.settings
         default = settings.answer_tokens if body.model == SEARCHING_MODEL else _DEFAULT_TOKENS
-        segments, said = await self._segments(principal, body, asked or default)
+        segments, said, read = await self._segments(principal, body, asked or default)
         length = sum(len(segment.tokens) for segment in segments)
         room = max(1, context - length)
         sampling = body.sampling(settings.temperature, asked or min(default, room))
@@ -249,21 +250,28 @@ class _Api:
                 n=body.n,
             ),
         )
+        try:
+            if await self._runtime.knowledge.forget_stale(read):
+                raise NotFoundHere(phrase("refused.document_changed"))
+        except BaseException:
+            generation.abort()
+            raise
         headers = self._runtime.limits.token_headers(principal.id)
         return _Call(id, body.model, int(time.time()), body, generation, headers, choices)
 
     async def _segments(
         self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> tuple[Sequence[Segment], str]:
-        """The prompt, or what is said in the place of an answer."""
+    ) -> tuple[Sequence[Segment], str, frozenset[tuple[str, int]]]:
+        """The prompt, or what is said in the place of an answer; and the documents that were read, each with
+        its version."""
         if body.model == SEARCHING_MODEL:
             return await self._searched(principal, body, answer_tokens)
         ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages)
-        return [Segment(ids, Scope.account(principal.id), "messages")], ""
+        return [Segment(ids, Scope.account(principal.id), "messages")], "", frozenset()
 
     async def _searched(
         self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> tuple[Sequence[Segment], str]:
+    ) -> tuple[Sequence[Segment], str, frozenset[tuple[str, int]]]:
         """Documents in front, as on the page. The client's system text is its own and stands with its first
         question: the instructions in front are the server's and shared by everybody."""
         system = "\n\n".join(m.content for m in body.messages if m.role in ("system", "developer"))
@@ -286,9 +294,9 @@ class _Api:
             account=principal.id, spans=None, answer_tokens=answer_tokens, earlier=turns[:-1],
         )  # fmt: skip
         if not built.refused:
-            return built.segments, ""
+            return built.segments, "", built.read
         closest = [p.span.reference(n, p.zone, CLOSEST, p.found) for n, p in enumerate(built.placed, 1)]
-        return (), refusal_text(await self._runtime.knowledge.sources_in(readable, closest))
+        return (), refusal_text(await self._runtime.knowledge.sources_in(readable, closest)), built.read
 
     # -- the answer --------------------------------------------------------------------------------------
 
