@@ -100,11 +100,16 @@ class Accounts:
         self.setup_token_chosen = bool(chosen)
 
     async def open(self) -> None:
-        """Read accounts and sessions; sessions that ended meanwhile are removed."""
-        oldest = time.time() - IDLE_S
-        await self._db.write(
-            lambda c: c.execute("DELETE FROM app_sessions WHERE seen < ?", (oldest,)).rowcount
-        )
+        """Read accounts and sessions; sessions that ended meanwhile are removed, and what a lock ends where
+        it was locked before that was so."""
+        now = time.time()
+
+        def end(c: sqlite3.Connection) -> None:
+            locked = "(SELECT id FROM app_accounts WHERE disabled IS NOT NULL)"
+            c.execute(f"DELETE FROM app_sessions WHERE seen < ? OR account IN {locked}", (now - IDLE_S,))
+            c.execute(f"UPDATE app_keys SET revoked = ? WHERE revoked IS NULL AND owner IN {locked}", (now,))
+
+        await self._db.write(end)
         accounts = await self._db.read(
             lambda c: c.execute("SELECT id, name, role, created, disabled FROM app_accounts").fetchall()
         )
@@ -324,7 +329,9 @@ class Accounts:
         if not await self._write_password(id, await self._hasher.hash(new), keep, proved):
             raise NoIdentity(_WRONG_PRESENT)
 
-    async def _write_password(self, id: str, hashed: str, keep: str | None, proved: str | None = None) -> bool:
+    async def _write_password(
+        self, id: str, hashed: str, keep: str | None, proved: str | None = None
+    ) -> bool:
         """Write a password and end the sessions but `keep`. With `proved`, only where that is the password
         hash still and the account is not locked; False where it is not."""
 

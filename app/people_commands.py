@@ -57,8 +57,10 @@ class PeopleCommands:
 
         Keys: `id`, `owner`, `name`, `created`, `used` and, this once, `key`.
         """
-        owner = self._named(account).id if account else None
-        made, secret = await self._keys.create(name, owner)
+        named = self._named(account) if account else None
+        if named is not None and named.disabled is not None:
+            raise ValueRefused(f"The account {named.name!r} is locked; it has no keys until it is unlocked.")
+        made, secret = await self._keys.create(name, named.id if named is not None else None)
         return _key(made) | {"key": secret}
 
     def _named(self, name: str) -> Account:

@@ -18,6 +18,7 @@ from app.errors import NoIdentity, NotAllowed, NotFoundHere, TooMany, ValueRefus
 from app.keys import ApiKeys
 from app.pages.build import build_demo
 from app.passwords import PasswordHasher, hash_password, verify_password
+from app.people_commands import PeopleCommands
 from app.people_schema import MIGRATIONS
 from app.principal import Principal
 from app.runtime import Runtime
@@ -385,6 +386,29 @@ async def test_a_lock_ends_keys_for_good(accounts: Accounts, database: Database)
         assert opened.principal(leaked) is opened.principal(late) is None
         assert opened.principal(mine) == Principal("api_key", me.id, "administrator")
         assert opened.live(ann.id) == []
+
+
+async def test_what_was_locked_by_an_earlier_version_has_no_keys_and_gets_none(
+    accounts: Accounts, database: Database
+) -> None:
+    me = await root(accounts)
+    ann = await accounts.create("Ann", PASSWORD, "reader")
+    keys = ApiKeys(database, accounts.role_of)
+    _, old = await keys.create("old", ann.id)
+    _, mine = await keys.create("mine", me.id)
+    await accounts.sign_in("Ann", PASSWORD, "a", "x")
+    await database.write(lambda c: c.execute("UPDATE app_accounts SET disabled = 1.0 WHERE name = 'Ann'"))
+    again = Accounts(database, "s")
+    await again.open()
+    opened = ApiKeys(database, again.role_of)
+    await opened.open()
+    with pytest.raises(ValueRefused, match="'Ann' is locked"):
+        await PeopleCommands(again, opened).add_key("new", "ann")
+    await again.set_disabled(ann.id, False)
+    assert opened.principal(old) is None
+    assert opened.principal(mine) is not None
+    assert again.sessions(ann.id) == []
+    again.close()
 
 
 # The pages
