@@ -24,6 +24,7 @@ from app.errors import NotFoundHere, QuestionRefused, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
 from app.limits import Limits
 from app.live import HEARTBEAT_S, LiveTurn
+from app.looks import Look, Looks
 from app.pages.words import phrase
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
@@ -35,7 +36,6 @@ from app.text import whole
 from app.turn import Turn, beats, reading_words, waiting_words
 from app.updates import Best, Finished, Found, Source, Stage, Text, Update
 from engine.types import Delta, Done, Failed, GenerationRequest, Reading, SamplingParams, Scope, Waiting
-from rag.cite import best_source
 
 if TYPE_CHECKING:
     from engine.service import EngineService
@@ -45,6 +45,8 @@ log = logging.getLogger("coread")
 GRACE_S = 5.0
 #: Seconds that a running turn has to end when the server stops.
 _CLOSE_S = 3.0
+#: Characters of a question for which the passage is looked for that it is nearest to.
+_LOOKED_AT = 1_000
 _PLAIN_QUESTIONS = ("What is this document about?", "Which numbers does this document name?")
 
 
@@ -77,6 +79,7 @@ class Chat:
         #: Whose second reader is on its way or reads, and by which invitation.
         self._inviting: dict[str, object] = {}
         self._prefill = PrefillRate()
+        self._looks = Looks()
         #: Answers that are being stored and second readers that leave: neither hangs on whoever began it.
         self._saving: set[asyncio.Task[Message]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
@@ -242,8 +245,10 @@ class Chat:
         id = turn.conversation.id
         if id in self._turns:
             raise TurnRunning(phrase("refused.running"))
+        place = self._limits.place(self._engine, turn.payer.id)
         self._turns[id] = turn
         built: Built | None = None
+        look: Look | None = None
         preparing = asyncio.ensure_future(self._prepare(turn))
         try:
             yield Stage("searching", phrase("stage.searching"))
@@ -264,16 +269,17 @@ class Chat:
                     async for update in updates:
                         yield update
                 return
-            if (best := await self._best(turn, built, turn.question)) is not None:
-                yield best
+            look = self._looks.of(built.placed)
+            look.at(turn.question[:_LOOKED_AT])
             turn.submitted = True
             turn.generation = await self._limits.submit(self._engine, self._request(turn, built))
+            place.leave()
             if turn.stopped:
                 turn.generation.abort()
             if await self._knowledge.forget_stale(built.read):
                 raise NotFoundHere(phrase("refused.document_changed"))
             await self._keep_question(turn)
-            async with aclosing(self._stream(turn, built)) as updates:
+            async with aclosing(self._stream(turn, built, look)) as updates:
                 async for update in updates:
                     yield update
             message = await asyncio.shield(self._save(turn, built))
@@ -281,7 +287,10 @@ class Chat:
             yield Finished(message, await self._sources(turn, shown_of(message.references)), notes)
         finally:
             self._turns.pop(id, None)
+            place.leave()
             preparing.cancel()
+            if look is not None:
+                look.close()
             if turn.generation is not None:
                 turn.generation.abort()  # nothing happens where it has ended
             unsaved = turn.asked is not None and not turn.saved and not turn.forgotten
@@ -311,9 +320,9 @@ class Chat:
     async def _sources(self, turn: Turn, references: Sequence[Reference]) -> tuple[Source, ...]:
         return await self._knowledge.sources_in(turn.readable, references)
 
-    async def _best(self, turn: Turn, built: Built, text: str) -> Best | None:
-        """The sentence of the prompt's passages that the end of `text` is nearest to."""
-        found = await asyncio.to_thread(best_source, text, built.placed)
+    async def _best(self, turn: Turn, built: Built, look: Look) -> Best | None:
+        """The sentence of the prompt's passages that the answer's end is nearest to, once it is found."""
+        found = look.found()
         if found is None or found.source is None:
             return None
         placed = built.placed[found.source]
@@ -344,7 +353,7 @@ class Chat:
             output_scope=Scope.account(turn.principal.id),
         )
 
-    async def _stream(self, turn: Turn, built: Built) -> AsyncGenerator[Update, None]:
+    async def _stream(self, turn: Turn, built: Built, look: Look) -> AsyncGenerator[Update, None]:
         generation = turn.generation
         if generation is None:
             return
@@ -365,8 +374,8 @@ class Chat:
                         stage = Stage("writing", phrase("stage.writing"))
                         if turn.add(event):
                             yield Text(event.text)
-                        if turn.due() and (best := await self._best(turn, built, turn.text)) is not None:
-                            yield best
+                        if turn.due():
+                            look.at(turn.text)
                         if turn.loops():
                             generation.abort()
                     case Done():
@@ -374,6 +383,8 @@ class Chat:
                     case Failed():
                         turn.status = "failed"
                         raise event.error
+                if (best := await self._best(turn, built, look)) is not None:
+                    yield best
 
     def _save(self, turn: Turn, built: Built) -> asyncio.Task[Message]:
         """Store the answer, or the part there is of it, in a task of its own: once begun it comes to its end,

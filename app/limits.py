@@ -1,5 +1,6 @@
 """What one person may use up: computed tokens a minute, uploads an hour, storage. (How many answers run and
-wait at a time, and the share of the pool, is the engine's scheduler's to keep.)
+wait at a time, and the share of the pool, is the engine's scheduler's to keep; the places of those that it
+does not know yet, because their passages are still being searched for, are kept here.)
 
 Tokens that are found in shared memory cost nothing and count for nothing: a person pays for what the engine
 computes. An estimate is taken when a request is submitted and what was not needed is given back at its end.
@@ -11,6 +12,7 @@ import asyncio
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +22,11 @@ from app.errors import TooMany, UploadRefused
 from app.rates import Rate
 from app.render import counted
 from app.settings import Settings
+from engine.errors import LimitReached
 from engine.types import Delta, Done, Event, Failed, GenerationRequest, Reading, Segment
 
 if TYPE_CHECKING:
-    from engine.service import Generation
+    from engine.service import EngineStatus, Generation
 
 #: Never fill the disk: the database and its log need room to end a transaction.
 KEPT_FREE_BYTES = 256 * 2**20
@@ -33,6 +36,7 @@ class Submits(Protocol):
     """The part of the engine service that is needed here."""
 
     async def submit(self, request: GenerationRequest) -> Generation: ...
+    def status(self) -> EngineStatus: ...
     def resident_tokens(self, segments: Sequence[Segment]) -> int: ...
 
 
@@ -44,6 +48,29 @@ class Stored:
     bytes: int
     total_bytes: int
     failed: int = 0
+
+
+class Place:
+    """A place in line from before the search until the engine has the request; a context manager."""
+
+    def __init__(self, preparing: Counter[str], principal: str) -> None:
+        self._preparing, self._principal = preparing, principal
+        self._taken = True
+        preparing[principal] += 1
+
+    def leave(self) -> None:
+        """Give it up. Calling it again does nothing."""
+        if self._taken:
+            self._taken = False
+            self._preparing[self._principal] -= 1
+            if not self._preparing[self._principal]:
+                del self._preparing[self._principal]
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 class MeteredGeneration:
@@ -103,8 +130,27 @@ class Limits:
         tokens, uploads = settings.max_tokens_per_minute, settings.max_uploads_per_hour
         self._tokens = Rate(tokens, 60.0, clock) if tokens else None
         self._uploads = Rate(uploads, 3600.0, clock) if uploads else None
+        #: Requests that are being prepared, by principal.
+        self._preparing: Counter[str] = Counter()
 
     # -- answers -----------------------------------------------------------------------------------------
+
+    def place(self, engine: Submits, principal: str) -> Place:
+        """Take a place for a request whose prompt is still to be made; raises `LimitReached` where as many
+        are on their way as may run and wait.
+
+        Without this a crowd is searched for one after the other and refused at the end of it: the work of
+        those who find no place is what keeps everybody else waiting. Of one person only what is being
+        prepared is counted here; how many of theirs run and wait, the engine counts when it gets the request.
+        """
+        settings, status = self._settings, engine.status()
+        own = settings.max_running_per_person + settings.max_queued_per_person
+        if self._preparing[principal] >= own:
+            raise LimitReached("requests of your own at a time", own)
+        room = settings.max_queued + max(0, settings.max_running - status.running)
+        if self._preparing.total() + status.queued >= room:
+            raise LimitReached("waiting requests", settings.max_queued)
+        return Place(self._preparing, principal)
 
     async def submit(self, engine: Submits, request: GenerationRequest) -> MeteredGeneration:
         """Submit within the principal's tokens a minute; raises `TooMany` and what the engine raises."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
@@ -29,6 +29,7 @@ from app.pages.words import phrase
 from app.principal import Principal
 from app.refusal import CLOSEST, refusal_text
 from app.runtime import Runtime
+from app.text import broken, may_be_broken
 from engine.errors import EngineError
 from engine.types import (
     Delta,
@@ -54,6 +55,8 @@ _MAX_LOGPROBS = 250_000
 _LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 #: Methods that are answered with the error object where there is no route for them.
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+#: Characters of a name that a client sent that are said back to it.
+_SHOWN = 200
 #: How often a client that does not stream is checked for having gone away.
 _LOOK_S = 0.5
 
@@ -75,7 +78,7 @@ def openai_router(runtime: Runtime) -> APIRouter:
             raise api.unknown(name)
         return api.model(name)
 
-    @router.post("/chat/completions")
+    @router.post("/chat/completions", dependencies=[Depends(_characters)])
     async def completions(body: ChatRequest, request: Request) -> Response:
         principal = runtime.identify("api", request)
         call = await api.begin(principal, body)
@@ -85,6 +88,22 @@ def openai_router(runtime: Runtime) -> APIRouter:
         return Response(answer, media_type="application/json", headers=call.headers)
 
     return router
+
+
+async def _characters(request: Request) -> None:
+    """Refuses half of a surrogate pair by its place: pydantic would say it of the whole message, and a
+    tokenizer fails on it. A body in which there can be none is not walked through."""
+    if not may_be_broken(await request.body()):
+        return
+    try:
+        value = await request.json()  # kept from when FastAPI read it
+    except (ValueError, RecursionError):
+        return  # no JSON, which FastAPI says next
+    if (where := await asyncio.to_thread(broken, value)) is not None:
+        raise ApiRefusal(
+            f"{where[:_SHOWN]}: half of a surrogate pair (U+D800 to U+DFFF alone) is no character.",
+            code="invalid_value", param=where[:_SHOWN],
+        )  # fmt: skip
 
 
 def unknown_router(known: Iterable[BaseRoute]) -> APIRouter:
@@ -184,7 +203,7 @@ class _Api:
     def unknown(self, name: str) -> ApiRefusal:
         """The refusal of a model that is not served."""
         return ApiRefusal(
-            f"The model {name!r} is not served here; known are {', '.join(self.models())}.",
+            f"The model {name[:_SHOWN]!r} is not served here; known are {', '.join(self.models())}.",
             status=404, code="model_not_found", param="model",
         )  # fmt: skip
 
@@ -222,6 +241,13 @@ class _Api:
                 code="context_length_exceeded",
                 param="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
             )
+        with self._runtime.limits.place(engine, principal.id):
+            return await self._submit(principal, body, asked, context)
+
+    async def _submit(
+        self, principal: Principal, body: ChatRequest, asked: int | None, context: int
+    ) -> _Call:
+        """Lay out and hand to the engine, within a context of `context` tokens."""
         settings = self._runtime.settings
         default = settings.answer_tokens if body.model == SEARCHING_MODEL else _DEFAULT_TOKENS
         segments, said, read = await self._segments(principal, body, asked or default)
@@ -240,7 +266,7 @@ class _Api:
         if said:
             return _Call(id, body.model, int(time.time()), body, None, {}, choices, said)
         generation = await self._runtime.limits.submit(
-            engine,
+            self._runtime.engine,
             GenerationRequest(
                 segments=segments,
                 sampling=sampling,
@@ -266,7 +292,7 @@ class _Api:
         its version."""
         if body.model == SEARCHING_MODEL:
             return await self._searched(principal, body, answer_tokens)
-        ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages)
+        ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages, principal.id)
         return [Segment(ids, Scope.account(principal.id), "messages")], "", frozenset()
 
     async def _searched(

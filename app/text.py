@@ -11,7 +11,8 @@ from typing import Any
 
 _HALF = re.compile("[\ud800-\udfff]")
 #: How half a pair looks in a body of JSON: escaped (whole pairs look alike there), or as its own three bytes.
-_MAYBE_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+#: A zero byte tells of UTF-16 or UTF-32, which are JSON too and look otherwise.
+_MAYBE_HALF = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]|\x00")
 #: Signs that turn the direction of whatever is shown behind them.
 _TURNS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -26,16 +27,25 @@ def whole(text: str) -> str:
     return _HALF.sub("\ufffd", text)
 
 
-def broken(value: Any, where: str = "") -> str | None:
+def broken(value: Any) -> str | None:
     """Where the first text with half a pair stands in a JSON value, as `messages.0.content`; None where there
-    is none."""
-    waiting: list[tuple[Any, str]] = [(value, where)]
-    while waiting:
-        at, path = waiting.pop()
-        if isinstance(at, str) and _HALF.search(at):
-            return path
-        inside = at.items() if isinstance(at, dict) else enumerate(at) if isinstance(at, list) else ()
-        waiting += [(each, f"{path}.{whole(str(name))}".lstrip(".")) for name, each in inside]
+    is none. Names are joined for that place alone, and what is kept meanwhile grows with the depth only: a
+    long name before many values would else be a long text for each of them."""
+    names: list[Any] = []
+    inside = [iter([("", value)])]
+    while inside:
+        for name, each in inside[-1]:
+            if isinstance(each, str):
+                if _HALF.search(each):
+                    return ".".join(whole(str(one)) for one in (*names[1:], name))
+            elif isinstance(each, dict | list):
+                names.append(name)
+                inside.append(iter(each.items()) if isinstance(each, dict) else iter(enumerate(each)))
+                break
+        else:
+            inside.pop()
+            if names:
+                names.pop()
     return None
 
 

@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
 from rag import places
-from rag.claims import NEGATION, facts, lacks, normal, sentences, stands_in, without_marks
+from rag.claims import NEGATION, facts, folded, lacks, normal, numbers_of, sentences, stands_in, without_marks
 from rag.places import Place
-from rag.quantities import EMPTY, Token, agrees, measured_otherwise, tokens, words
+from rag.quantities import EMPTY, Tokens, agrees, measured, measured_otherwise, words
 
 __all__ = ["Attribution", "Citable", "Verdict", "attribute", "best_source", "facts", "sentences"]
 
@@ -39,6 +39,13 @@ Verdict = Literal["verified", "similar", "unsupported"]
 _VERIFIED_COVERAGE = 0.5
 _VERIFIED_COVERAGE_WITHOUT_FACTS = 0.8
 _SIMILAR_COVERAGE = 0.4
+#: Places of a passage that are asked whether they say a sentence, the likeliest first.
+_TRIES = 200
+#: While an answer is being written, `best_source` looks at the end of it, and at so much of the passages and
+#: so many facts: it is asked again and again, and nobody has paid for it.
+_LOOKED_AT = 1_000
+_LOOKED_THROUGH = 200_000
+_LOOKED_FOR = 64
 
 
 class Citable(Protocol):
@@ -85,14 +92,23 @@ def attribute(answer: str, passages: Sequence[Citable]) -> list[Attribution]:
 
 
 def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
-    """While an answer is being written: what its last sentence seems to rest on; None for nothing yet.
+    """While an answer is being written: what its last sentence rests on; None for nothing yet. Offsets
+    count from the last 1,000 characters of a longer text.
 
     Its numbers may be half written, so that they decide nothing here.
     """
+    text = text[-_LOOKED_AT:]
     spans = sentences(text)
-    if not spans or not passages:
+    if not spans:
         return None
-    prepared = [_Prepared(p.text, p.headings) for p in passages]
+    prepared: list[_Prepared] = []
+    left = _LOOKED_THROUGH
+    for passage in passages:
+        if left > 0:
+            prepared.append(_Prepared(passage.text[:left], passage.headings))
+            left -= len(passage.text)
+    if not prepared:
+        return None
     found = _best(text, spans[-1], prepared, _weights(prepared), finished=False)
     return found if found.source is not None else None
 
@@ -100,16 +116,16 @@ def best_source(text: str, passages: Sequence[Citable]) -> Attribution | None:
 class _Claim:
     """A sentence with what every comparison needs of it."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, most_facts: int | None = None) -> None:
         self.text = text = without_marks(text)
-        self.facts = facts(text)
+        self.facts = facts(text)[:most_facts]
         self.words = set(words(text))
         self.others = self.words.difference(EMPTY, *map(words, self.facts))
         self.denies = bool(NEGATION.search(text))
 
     @cached_property
-    def tokens(self) -> list[Token]:
-        return tokens(self.text)
+    def tokens(self) -> Tokens:
+        return Tokens(self.text)
 
 
 class _Prepared:
@@ -117,28 +133,41 @@ class _Prepared:
 
     def __init__(self, text: str, headings: Sequence[tuple[int, str]]) -> None:
         self.places, tables = places.places(text, headings)
-        self.row = {place.start: (table, row) for table, rows in tables
-                    for place, (_, _, row) in zip(rows, table.rows, strict=True)}  # fmt: skip
+        self.row = {place.start: (table, row) for table, rows in tables if table.header
+                    for row, place in enumerate(rows)}  # fmt: skip
         self.normal = normal("\n".join([text, *(heading for _, heading in headings)]))
+        self.folded = folded(self.normal)
         heads = set().union(*(words(heading) for _, heading in headings)) if headings else set()
         self.all = heads.union(words(text))
-        self.sections: dict[int, frozenset[str]] = {}
+        self.sections: dict[int, set[str]] = {}
         for place in self.places:
-            known = self.sections.get(place.section, frozenset())
-            self.sections[place.section] = known | place.words
+            self.sections.setdefault(place.section, set()).update(place.words)
+
+    @cached_property
+    def numbers(self) -> frozenset[float]:
+        return numbers_of(self.normal)
 
     def measures_otherwise(self, claim: _Claim) -> bool:
         """Whether a number of the claim stands here, but only with other measures."""
-        read = [self._read(place, claim) or place for place in self.places]
-        there = [(p.tokens, {t.value for t in (*p.tokens, *p.heading_tokens)}) for p in read]
-        return measured_otherwise(claim.tokens, there)
+        wanted = measured(claim.tokens)
+        if not wanted:
+            return False
+        named = (place for place in self.places if self._names(place, wanted))
+        read = (self._read(place, claim) or place for place in named)
+        return measured_otherwise(wanted, ((place.tokens, place.heading_tokens) for place in read))
+
+    def _names(self, place: Place, numbers: Collection[str]) -> bool:
+        """Whether one of these numbers may stand in a place, or over the row that it is."""
+        if place.start in self.row and not self.row[place.start][0].numbers.isdisjoint(numbers):
+            return True
+        return not place.tokens.numbers.keys().isdisjoint(numbers)
 
     def _read(self, place: Place, claim: _Claim) -> Place | None:
         """A row of a table with the headers that the claim speaks of; None where it contradicts them."""
         if place.start not in self.row:
             return place
         table, row = self.row[place.start]
-        said = table.said(row, claim.text)
+        said = table.said(row, claim.words, claim.facts)
         return replace(place, said=said) if said is not None else None
 
     def says(self, claim: _Claim, index: int, weights: dict[str, float]) -> bool:
@@ -147,13 +176,13 @@ class _Prepared:
         return any(self._says(claim, one, weights) for one in readings if one is not None)
 
     def _says(self, claim: _Claim, place: Place, weights: dict[str, float]) -> bool:
-        if claim.denies != bool(NEGATION.search(place.said)):
+        if claim.denies != place.denies:
             return False
         both = place.words | place.heading_words
         needed = _VERIFIED_COVERAGE if claim.facts else _VERIFIED_COVERAGE_WITHOUT_FACTS
         if claim.others and _covered(claim.others, both, weights) < needed:
             return False
-        if not all(stands_in(f, place.normal) or stands_in(f, place.normal_heading) for f in claim.facts):
+        if not all(stands_in(f, place.folded) or stands_in(f, place.folded_heading) for f in claim.facts):
             return False
         if places.borrowed(claim.words, place, self.sections[place.section]):
             return False
@@ -168,13 +197,13 @@ def _best(
     *,
     finished: bool = True,
 ) -> Attribution:
-    claim = _Claim(answer[span[0] : span[1]])
+    claim = _Claim(answer[span[0] : span[1]], None if finished else _LOOKED_FOR)
     best: tuple[tuple[int, float, float], Attribution] | None = None
     for index, passage in enumerate(passages):
         if not passage.places:
             continue
         coverage = _covered(claim.words, passage.all, weights)
-        missing = tuple(c for c in claim.facts if not stands_in(c, passage.normal))
+        missing = tuple(c for c in claim.facts if not stands_in(c, passage.folded))
         shares = [_covered(claim.words, place.words, weights) for place in passage.places]
         # The likeliest place first, so that the one that is shown is the best of those that say it.
         order = sorted(range(len(shares)), key=lambda i: (-shares[i], i))
@@ -182,11 +211,15 @@ def _best(
         verdict: Verdict = "unsupported"
         says = None
         if not missing and coverage >= _VERIFIED_COVERAGE:
-            says = next((i for i in order if passage.says(claim, i, weights)), None)
+            says = next((i for i in order[:_TRIES] if passage.says(claim, i, weights)), None)
         if says is not None:
             verdict, at = "verified", says
         elif coverage >= _SIMILAR_COVERAGE and not (
-            finished and (any(lacks(c, passage.normal) for c in missing) or passage.measures_otherwise(claim))
+            finished
+            and (
+                any(lacks(c, passage.normal, passage.numbers) for c in missing)
+                or passage.measures_otherwise(claim)
+            )
         ):
             verdict = "similar"
         rank = ({"verified": 2, "similar": 1, "unsupported": 0}[verdict], coverage, -float(index))

@@ -4,9 +4,8 @@ codes), denials, and the comparison of a fact with a text."""
 from __future__ import annotations
 
 import re
-import unicodedata
 
-from rag.terms import STOP_WORDS, UNSPACED
+from rag.terms import STOP_WORDS, UNSPACED, compatible
 
 _SENTENCE_END = re.compile(
     r"(?<=[.!?…])[\"'”’)\]]*(?:\s+|\Z)|(?<=[。！？｡])[」』”’）]*\s*|\n\s*\n\s*|\n(?=\s*(?:[-*•]|\d+[.)])\s)"
@@ -15,6 +14,8 @@ _SENTENCE_END = re.compile(
 _ABBREVIATION = re.compile(
     r"(?:\b(?i:Mr|Mrs|Ms|Dr|Prof|St|Capt|No|Nr|vs|etc|e\.g|i\.e|approx|ca|fig|vol|pp?)|(?P<initial>\b[A-Z]))\.$"
 )
+#: More characters than an abbreviation has, with one before it.
+_LAST = 16
 _NEXT_WORD = re.compile(r"\w+")
 # A character of a word; numbers may touch the signs of scripts without spaces ("24个月").
 IN_WORD = rf"[^\W{UNSPACED}]"
@@ -30,6 +31,7 @@ first furthermore however instead many most no once only otherwise over several 
 thus under until usually while within yes yet
 """
 OPENERS = frozenset(_OPENING_WORDS.split())
+_GOES_ON = STOP_WORDS | OPENERS | {"never"}
 NEGATION = re.compile(
     r"\b(?:not|no|never|none|neither|nor|without|cannot|nobody|nothing|avoid|forbidden|prohibited)\b|n['’]t\b"
     r"|不|没|沒|未|勿|禁止|ない|ません|않|없|아니",
@@ -37,6 +39,13 @@ NEGATION = re.compile(
 )
 _NUMBER_NAMES = "zero one two three four five six seven eight nine ten eleven twelve"
 NUMBER_WORDS = {word: str(value) for value, word in enumerate(_NUMBER_NAMES.split())}
+_IN_WORDS = {number: word for word, number in NUMBER_WORDS.items()}
+_BEFORE_WORD = re.compile(rf"(?<!{IN_WORD})")
+_BEFORE = re.compile(rf"(?<!{IN_WORD})(?<![.,])")
+_BEHIND_WORD = re.compile(rf"(?!{IN_WORD}|[.,:]\d)")
+_BEHIND_NUMBER = re.compile(r"(?!\d|[.,:]\d)")
+_PLAIN_NUMBER = re.compile(r"[-+]?[\d.,:]+")
+_REST_OF_WORD = re.compile(rf"{IN_WORD}+")
 #: Days and months, as far as one tells them from another word; longer and shorter forms are the same.
 DATES = re.compile(
     r"\b(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Sept|Oct|Nov|Dec|Mon|Tues?|Wed|Thu(?:rs?)?|Fri|Sat|Sun|"
@@ -52,12 +61,14 @@ def sentences(text: str) -> list[tuple[int, int]]:
     """Ranges of the sentences and list items of a text, without the white space around them."""
     cuts = [0]
     for match in _SENTENCE_END.finditer(text):
-        short = _ABBREVIATION.search(text[cuts[-1] : match.start()].rstrip("\"'”’)]"))
-        if short and short["initial"] and (following := _NEXT_WORD.match(text, match.end())):
-            # "Descale with Kalkfrei B. The programme…": a person's name does not go on like that.
-            short = None if following.group().lower() in STOP_WORDS | OPENERS | {"never"} else short
-        if not short or "\n" in match.group():
-            cuts.append(match.end())
+        if "\n" not in match.group():
+            short = _ABBREVIATION.search(text[max(cuts[-1], match.start() - _LAST) : match.start()])
+            if short and short["initial"] and (following := _NEXT_WORD.match(text, match.end())):
+                # "Descale with Kalkfrei B. The programme…": a person's name does not go on like that.
+                short = None if following.group().lower() in _GOES_ON else short
+            if short:
+                continue
+        cuts.append(match.end())
     found: list[tuple[int, int]] = []
     for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         part = text[start:end]
@@ -95,34 +106,50 @@ def without_marks(sentence: str) -> str:
 
 def normal(text: str) -> str:
     """For literal comparison: compatibility forms, dashes and quotes made equal, white space collapsed."""
-    text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("–", "-").replace("’", "'")
+    text = compatible(text).replace("−", "-").replace("–", "-").replace("’", "'")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
     return re.sub(r"\s+", " ", text)
 
 
-def _after(fact: str) -> str:
-    """What may not follow: a number may have its unit attached, but not another digit."""
-    return r"\d" if re.fullmatch(r"[-+]?[\d.,:]+", fact) else IN_WORD
+def folded(text: str) -> str:
+    """`normal` without regard to case: what a fact is looked for in. Letter for letter, so that no word comes
+    apart (`casefold` makes a letter and a mark of some)."""
+    return normal(text).replace("İ", "I").lower().replace("ς", "σ")
 
 
 def stands_in(fact: str, text: str) -> bool:
-    """Whether a fact stands in a `normal` text: literally, as a whole word; names without regard to case,
+    """Whether a fact stands in a `folded` text: literally, as a whole word; names without regard to case,
     "three" also as "3"."""
-    wanted = normal(fact)
-    pattern = rf"(?<!{IN_WORD})(?<![.,]){re.escape(wanted)}(?!{_after(wanted)}|[.,:]\d)"
-    if re.search(pattern, text, re.I):
+    wanted = folded(fact)
+    # A number may have its unit attached, but not another digit.
+    behind = _BEHIND_NUMBER if _PLAIN_NUMBER.fullmatch(wanted) else _BEHIND_WORD
+    if _stands(wanted, text, _BEFORE, behind):
         return True
-    other = NUMBER_WORDS.get(wanted.lower()) or next(
-        (w for w, d in NUMBER_WORDS.items() if d == wanted), None
-    )
-    if other is None:
-        return False
-    return re.search(rf"(?<!{IN_WORD}){other}(?!{IN_WORD}|[.,:]\d)", text, re.I) is not None
+    other = NUMBER_WORDS.get(wanted) or _IN_WORDS.get(wanted)
+    return other is not None and _stands(other, text, _BEFORE_WORD, _BEHIND_WORD)
 
 
-def lacks(fact: str, text: str) -> bool:
+def _stands(wanted: str, text: str, before: re.Pattern[str], behind: re.Pattern[str]) -> bool:
+    """A text is searched for each of a sentence's facts: find it first, and look at what is around it then,
+    is a hundred times as fast as an expression for each."""
+    at = text.find(wanted) if wanted else -1
+    while at >= 0:
+        if before.match(text, at) and behind.match(text, at + len(wanted)):
+            return True
+        # It begins within no word, hence not before this one ends.
+        rest = _REST_OF_WORD.match(text, at)
+        at = text.find(wanted, max(at + 1, rest.end() if rest else 0))
+    return False
+
+
+def numbers_of(text: str) -> frozenset[float]:
+    """The numbers of a `normal` text; the day and the year of "2021-05-03" too."""
+    return frozenset(float(part) for part in re.findall(r"\d+(?:\.\d+)?", text))
+
+
+def lacks(fact: str, text: str, numbers: frozenset[float]) -> bool:
     """Whether a fact that does not stand in a `normal` text is a number or a date that it has in no other
-    form ("46" for "46.0", "May" for "2021-05-03") either."""
+    form ("46" for "46.0", "May" for "2021-05-03") either. `numbers` are `numbers_of` the text."""
     if DATES.fullmatch(fact):
         short = fact[:3].lower()
         if any(other[:3].lower() == short for other in DATES.findall(text)):
@@ -132,8 +159,7 @@ def lacks(fact: str, text: str) -> bool:
     value = _value(NUMBER_WORDS.get(fact.lower(), fact))
     if value is None:
         return any(c.isdigit() for c in fact)  # a code, a time
-    # The day and the year of "2021-05-03" are numbers of the text too.
-    return all(_value(part) != value for part in re.findall(r"\d+(?:\.\d+)?", text))
+    return value not in numbers
 
 
 def _value(number: str) -> float | None:

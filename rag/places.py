@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from rag.claims import NUMBER, OPENERS, facts, normal, sentences, stands_in, without_marks
-from rag.quantities import EMPTY, EMPTY_SIGNS, Token, tokens, words
+from rag.claims import NEGATION, NUMBER, OPENERS, folded, sentences, stands_in, without_marks
+from rag.quantities import EMPTY, EMPTY_SIGNS, Tokens, words
 from rag.terms import UNSPACED
 
 _REFERS_BACK = re.compile(r"\s*(?:It|Its|She|Her|Hers|He|His|They|Their|This|These|Those|That)\b")
 _ROW = re.compile(r"^[^\n|]*\|[^\n]*$", re.M)
-_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 #: A line that a writer ended on purpose: "Weight: 38 kg". Lines wrapped for width are longer.
 _SHORT_LINE = 40
+#: A heading of a column is read up to here, a row up to there: what is longer is no heading and no row, and
+#: every row would say it again.
+_MAX_HEAD = 120
+_MAX_ROW = 4_000
 _KEY = re.compile(r"\s*[^\s:;.][^:;.\n]{0,60}: ")
 
 
@@ -36,12 +40,16 @@ class Place:
     heading: str = ""
 
     @cached_property
-    def normal(self) -> str:
-        return normal(without_marks(self.said))
+    def folded(self) -> str:
+        return folded(without_marks(self.said))
 
     @cached_property
-    def normal_heading(self) -> str:
-        return normal(self.heading)
+    def folded_heading(self) -> str:
+        return folded(self.heading)
+
+    @cached_property
+    def denies(self) -> bool:
+        return bool(NEGATION.search(self.said))
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -52,12 +60,12 @@ class Place:
         return frozenset(words(self.heading))
 
     @cached_property
-    def tokens(self) -> list[Token]:
-        return tokens(without_marks(self.said))
+    def tokens(self) -> Tokens:
+        return Tokens(without_marks(self.said))
 
     @cached_property
-    def heading_tokens(self) -> list[Token]:
-        return tokens(self.heading)
+    def heading_tokens(self) -> Tokens:
+        return Tokens(self.heading)
 
 
 class Table:
@@ -68,34 +76,39 @@ class Table:
         self.header: list[str] = []
         self.rows: list[tuple[int, int, list[str]]] = []
         first = 0
-        ruled = len(lines) > 1 and bool(_RULE.fullmatch(text[slice(*lines[1])]))
+        ruled = len(lines) > 1 and _is_rule(text[slice(*lines[1])])
         numeric = len(lines) > 2 and all(any(map(str.isdigit, "".join(row))) for row in cells[1:])
         if ruled or (numeric and not any(map(str.isdigit, "".join(cells[0])))):
-            self.header, first = cells[0], 1
+            self.header, first = [head[:_MAX_HEAD] for head in cells[0]], 1
         for (a, b), row in list(zip(lines, cells, strict=True))[first:]:
-            if not _RULE.fullmatch(text[a:b]):
+            if not _is_rule(text[a:b]):
                 self.rows.append((a, b, row))
+        #: Columns that a number heads, as it is written, and the numbers of all headers, as compared.
+        self.headed: dict[str, list[int]] = {}
+        for column, head in enumerate(self.header):
+            for match in NUMBER.finditer(head):
+                self.headed.setdefault(match.group(), []).append(column)
+        self.numbers = frozenset(Tokens("; ".join(self.header)).numbers)
+        self._words: dict[int, list[frozenset[str]]] = {}
 
-    def said(self, row: Sequence[str], sentence: str) -> str | None:
-        """A row as `sentence` reads it: the cells that it speaks of, after their headers. None where it
-        names a number that heads another column."""
-        if not self.header:
-            return "; ".join(row)
-        wanted = set(words(sentence))
-        used = {i for i, cell in enumerate(row) if wanted & set(words(cell))} | {0}
-        parts = [
+    def said(self, row: int, wanted: Set[str], facts: Collection[str]) -> str | None:
+        """`rows[row]` of a table with a header, as a sentence with these facts reads it: the cells that
+        it speaks of, after their headers. None where it names a number that heads another column, or the row
+        is too long to be read."""
+        cells = self.rows[row][2]
+        if row not in self._words:
+            self._words[row] = [frozenset(words(cell)) for cell in cells]
+        used = {i for i, found in enumerate(self._words[row]) if not found.isdisjoint(wanted)} | {0}
+        said = "; ".join(
             f"{self.header[i]}: {cell}" if i < len(self.header) else cell
-            for i, cell in enumerate(row)
+            for i, cell in enumerate(cells)
             if i in used
-        ]
-        said = "; ".join(parts)
-        for i, head in enumerate(self.header):
-            numbers = [m.group() for m in NUMBER.finditer(head)]
-            if i not in used and any(
-                n in facts(sentence) and not stands_in(n, normal(said)) for n in numbers
-            ):
-                return None
-        return said
+        )
+        if len(said) > _MAX_ROW:
+            return None
+        elsewhere = [n for n in facts if not used.issuperset(self.headed.get(n, ()))]
+        there = folded(said) if elsewhere else ""
+        return said if all(stands_in(n, there) for n in elsewhere) else None
 
 
 def lines(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -123,8 +136,10 @@ def places(
     tables: list[tuple[Table, list[Place]]] = []
     rows = _tables(text)
 
+    begins = [at for at, _ in headings]
+
     def add(start: int, end: int, said: str) -> Place:
-        index = max((i for i, (at, _) in enumerate(headings) if at <= start), default=-1)
+        index = bisect_right(begins, start) - 1
         place = Place(start, end, said, index, headings[index][1] if index >= 0 else "")
         found.append(place)
         return place
@@ -153,7 +168,7 @@ def antecedent(places: Sequence[Place], index: int) -> Place | None:
     return Place(place.start, place.end, f"{before.said}\n{place.said}", place.section, place.heading)
 
 
-def borrowed(sentence: set[str], place: Place, elsewhere: frozenset[str]) -> set[str]:
+def borrowed(sentence: set[str], place: Place, elsewhere: Set[str]) -> set[str]:
     """Words of a sentence that the passage has, but says of something else."""
     return {
         w
@@ -163,6 +178,12 @@ def borrowed(sentence: set[str], place: Place, elsewhere: frozenset[str]) -> set
         and not (re.match(f"[{UNSPACED}]", w) and (len(w) == 1 or EMPTY_SIGNS & set(w)))
         and not re.fullmatch(r"[\u3041-\u309f]+.?|.?[\u3041-\u309f]+", w)
     }
+
+
+def _is_rule(line: str) -> bool:
+    """Whether a line is the one under a table's header: dashes and what parts them. No expression: each of
+    the dashes could be the one that must be there, and a row of them was tried from each."""
+    return "-" in line and not "".join(line.split()).strip("|:-")
 
 
 def _cells(line: str) -> list[str]:

@@ -6,8 +6,9 @@ That is all that is looked at: no grammar, no model.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -60,6 +61,8 @@ _EMPTY_WORDS = """
 """
 EMPTY = frozenset(map(stem, _EMPTY_WORDS.split()))
 EMPTY_SIGNS = frozenset("的了是為为在有和與与及也就都而或每被把之其")
+#: Tokens of the longest sentence or row whose numbers are compared.
+_MAX_TOKENS = 600
 _TOKEN = re.compile(
     rf"(?P<number>{NUMBER.pattern})|(?P<money>[{_CURRENCY}])|(?P<unit>%|°\s?[CF]?\b)"
     rf"|(?P<sign>[{UNSPACED}])|(?P<word>{IN_WORD}+(?:'{IN_WORD}+)*)|(?P<stop>[,;|.!?()、，；：。！？\n])|(?P<mark>:)"
@@ -111,9 +114,87 @@ def tokens(text: str) -> list[Token]:
     return found
 
 
-def agrees(
-    sentence: Sequence[Token], here: Sequence[Token], over: Sequence[Token], about: frozenset[str]
-) -> bool:
+class Tokens:
+    """The tokens of a text with what its numbers belong to, each worked out once: a row of numbers is asked
+    about as often as there are sentences, and each number of it would be compared with all others."""
+
+    def __init__(self, text: str) -> None:
+        self.all = tokens(text)
+        #: Where each number stands.
+        self.numbers: dict[str, list[int]] = {}
+        for i, token in enumerate(self.all):
+            if token.kind == "number":
+                self.numbers.setdefault(token.value, []).append(i)
+        self._nearest: dict[int, set[str]] = {}
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        return frozenset(token.value for token in self.all)
+
+    @cached_property
+    def _belonging(self) -> tuple[dict[str, set[str]], set[str]]:
+        """What each number is said of, and all that is said of numbers that count."""
+        of: dict[str, set[str]] = {}
+        counted: set[str] = set()
+        for i, left in self._lefts.items():
+            around = left | _right(self.all, i)
+            of.setdefault(self.all[i].value, set()).update(around)
+            if self.all[i].counts:
+                counted |= around
+        return of, counted
+
+    @cached_property
+    def _lefts(self) -> dict[int, set[str]]:
+        """For each number the words before it in its clause. A clause that begins with its number shares what
+        stands before the last number in front of it ("carries 180 passengers and 32 cars"), or else goes with
+        the clause before ("Steam tip | 24 months")."""
+        found: dict[int, set[str]] = {}
+        before: set[str] = set()
+        shared: set[str] = set()
+        last: int | None = None
+        for i, token in enumerate(self.all):
+            if i and token.clause != self.all[i - 1].clause:
+                shared = before if last is None else found[last]
+                before, last = set(), None
+            if token.kind == "number":
+                found[i] = set(before) or shared
+                last = i if token.counts else last
+            if not token.counts and not token.empty:
+                before.add(token.value)
+        return found
+
+    def said_of_others(self, words: Set[str], number: str) -> bool:
+        """Whether one of these words is said of other numbers than this one only."""
+        of, counted = self._belonging
+        return not (words & counted).issubset(of.get(number, ()))
+
+    def nearest(self, i: int) -> set[str]:
+        """The words that a number surely belongs to: those after it, and the nearest one before it."""
+        if i not in self._nearest:
+            self._nearest[i] = self._find_nearest(i)
+        return self._nearest[i]
+
+    def _find_nearest(self, i: int) -> set[str]:
+        found = _right(self.all, i)
+        for k in range(i - 1, -1, -1):
+            if self.all[k].clause != self.all[i].clause:
+                return found | self._lefts[i]
+            if not self.all[k].empty:
+                break
+        else:
+            return found | self._lefts[i]
+        for k in range(i - 1, -1, -1):
+            token = self.all[k]
+            # The unit of the number before is that number's.
+            if token.counts or token.clause != self.all[i].clause or (k and self.all[k - 1].counts):
+                break
+            if not token.empty:
+                found.add(token.value)
+                break
+        return found
+
+
+def agrees(sentence: Tokens, here: Tokens, over: Tokens, about: frozenset[str]) -> bool:
     """Whether the numbers of a sentence are used in a place as the sentence uses them.
 
     here    the place's tokens
@@ -122,51 +203,60 @@ def agrees(
 
     A name's number ("Kittiwake 900") stands next to that name, here or in a heading. Any other has the unit
     here that it has in the sentence, and no word next to it there is said of another number here. A number
-    that stands only in a heading counts where another number of the sentence stands here.
+    that stands only in a heading counts where another number of the sentence stands here. What is longer than
+    any sentence or row is not read for it.
     """
-    numbers = {t.value for t in here if t.kind == "number"}
-    for i, token in enumerate(sentence):
+    if not sentence.numbers:
+        return True
+    if len(here.all) > _MAX_TOKENS:
+        return False
+    some_here = not sentence.numbers.keys().isdisjoint(here.numbers)
+    for i, token in enumerate(sentence.all):
         if token.kind != "number":
             continue
         if token.named is not None:
-            if not any(_follows(tokens, token.named, token.value) for tokens in (here, over)):
+            if not any(_follows(there, token.named, token.value) for there in (here, over)):
                 return False
             continue
-        at = [k for k, t in enumerate(here) if t.kind == "number" and t.value == token.value]
-        if not at and not any(t.kind == "number" and t.value in numbers for t in sentence):
+        at = here.numbers.get(token.value, [])
+        if not at and not some_here:
             return False
-        unit = _unit(sentence, i)
+        unit = _unit(sentence.all, i)
         if unit is not None:
-            beside = [_beside(here, k) for k in at]
+            beside = [_beside(here.all, k) for k in at]
             known = any(unit in found or (not found and unit in about) for found in beside)
-            above = (k for k, t in enumerate(over) if t.kind == "number" and t.value == token.value)
-            if not known and not any(unit in _beside(over, k) for k in above):
+            above = over.numbers.get(token.value, [])
+            if not known and not any(unit in _beside(over.all, k) for k in above):
                 return False
-        own: set[str] = set().union(*(_around(here, k) for k in at))
-        others = [k for k, t in enumerate(here) if t.counts and t.value != token.value]
-        foreign: set[str] = set().union(*(_around(here, k) for k in others))
-        if at and (foreign - own) & _nearest(sentence, i):
+        if at and here.said_of_others(sentence.nearest(i), token.value):
             return False
     return True
 
 
-def measured_otherwise(sentence: Sequence[Token], there: Sequence[tuple[Sequence[Token], Set[str]]]) -> bool:
-    """Whether a number of the sentence stands in a text, but nowhere with the measure that the sentence gives
-    it: "20 €" where the text only has 20 minutes. `there`: the tokens of each place,
-    and all that is said there and over it, for a measure that stands apart (in a table's header)."""
-    for i, token in enumerate(sentence):
-        unit = _unit(sentence, i) if token.counts else None
-        if unit not in _MEASURES:
-            continue
-        found = [
-            (_beside(tokens, k), about)
-            for tokens, about in there
-            for k, t in enumerate(tokens)
-            if t.kind == "number" and t.value == token.value
-        ]
-        if found and not any(unit in beside or (not beside and unit in about) for beside, about in found):
-            return True
-    return False
+def measured(sentence: Tokens) -> dict[str, set[str]]:
+    """The numbers of a sentence that have a measure, and which."""
+    found: dict[str, set[str]] = {}
+    for i, token in enumerate(sentence.all):
+        unit = _unit(sentence.all, i) if token.counts else None
+        if unit in _MEASURES:
+            found.setdefault(token.value, set()).add(unit)
+    return found
+
+
+def measured_otherwise(wanted: Mapping[str, Set[str]], there: Iterable[tuple[Tokens, Tokens]]) -> bool:
+    """Whether a number with its measure (`measured`) stands in a text, but nowhere with that measure: "20 €"
+    where the text only has 20 minutes. `there`: the tokens of each place and of what stands over it, for a
+    measure that stands apart (in a table's header)."""
+    missing = {(number, unit) for number, units in wanted.items() for unit in units}
+    stands: set[str] = set()
+    for here, over in there:
+        for number in wanted.keys() & here.numbers.keys():
+            stands.add(number)
+            besides = [_beside(here.all, k) for k in here.numbers[number]]
+            apart = here.values | over.values if not all(besides) else frozenset[str]()
+            near = set[str]().union(*besides)
+            missing -= {(number, unit) for unit in wanted[number] if unit in near or unit in apart}
+    return any(number in stands for number, _ in missing)
 
 
 def _name_before(tokens: Sequence[Token], at: int) -> str | None:
@@ -179,8 +269,9 @@ def _name_before(tokens: Sequence[Token], at: int) -> str | None:
     return name.value
 
 
-def _follows(tokens: Sequence[Token], name: str, number: str) -> bool:
-    return any(a.value == name and b.value == number for a, b in pairwise(tokens))
+def _follows(tokens: Tokens, name: str, number: str) -> bool:
+    """Whether a number stands right behind a name. A code or a part of a name may be a word that looks so."""
+    return any(a.value == name and b.value == number for a, b in pairwise(tokens.all))
 
 
 def _beside(tokens: Sequence[Token], i: int) -> list[str]:
@@ -209,50 +300,13 @@ def _unit(tokens: Sequence[Token], i: int) -> str | None:
     return found[0] if found else None
 
 
-def _around(tokens: Sequence[Token], i: int) -> set[str]:
-    """What a number is said of: the words before it in its clause, and those after it to the next number."""
-    return _left(tokens, i) | _right(tokens, i)
-
-
-def _nearest(tokens: Sequence[Token], i: int) -> set[str]:
-    """The words that a number surely belongs to: those after it, and the nearest one before it."""
-    found = _right(tokens, i)
-    before = tokens[:i]
-    if not any(t.clause == tokens[i].clause and not t.empty for t in before):
-        return found | _left(tokens, i)
-    for k in range(i - 1, -1, -1):
-        token = tokens[k]
-        # The unit of the number before is that number's.
-        if token.counts or token.clause != tokens[i].clause or (k and tokens[k - 1].counts):
-            break
-        if not token.empty:
-            found.add(token.value)
-            break
-    return found
-
-
 def _right(tokens: Sequence[Token], i: int) -> set[str]:
+    """The words after a number, to the next one or the end of its clause."""
     found: set[str] = set()
-    for token in tokens[i + 1 :]:
+    for k in range(i + 1, len(tokens)):
+        token = tokens[k]
         if token.counts or token.clause != tokens[i].clause:
             break
         if not token.empty:
             found.add(token.value)
     return found
-
-
-def _left(tokens: Sequence[Token], i: int) -> set[str]:
-    """The words before a number in its clause. A clause that begins with its number shares what stands before
-    the last number in front of it ("carries 180 passengers and 32 cars"), or else goes with the clause before
-    ("Steam tip | 24 months")."""
-    while True:
-        before = [t for t in tokens[:i] if t.clause == tokens[i].clause]
-        found = {t.value for t in before if not t.counts and not t.empty}
-        first = i - len(before)
-        if found or not first:
-            return found
-        clause = [t for t in tokens[:first] if t.clause == tokens[first - 1].clause]
-        numbers = [k for k, t in enumerate(clause) if t.counts]
-        if not numbers:
-            return {t.value for t in clause if not t.empty}
-        i = first - len(clause) + numbers[-1]

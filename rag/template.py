@@ -134,7 +134,7 @@ class ChatTemplate:
             marks = [*heads, _USER[0]]
             for index in range(count):
                 marks += [_ASSISTANT[index], _USER[index + 1]]
-            pieces.append(_between(_render(tokenizer, turns(count)), marks))
+            pieces.append(_between(render(tokenizer, turns(count)), marks))
         start = 1 if system else 0
         opening, preamble_end = pieces[0][0], pieces[0][1] if system else "\n\n"
         user_end = pieces[0][-1]
@@ -159,7 +159,11 @@ class ChatTemplate:
         )
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+def render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
+    """The messages in the template, up to where the answer begins; the same at any time of any day.
+
+    Raises `UnstableTemplate` where the template refuses them, or is not there.
+    """
     try:
         text = tokenizer.apply_chat_template(
             list(messages),
@@ -170,7 +174,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[dict[str, str]]) -> str:
             chat_template=_without_clock(tokenizer.get_chat_template()),
         )
     except Exception as error:  # templates raise whatever their authors chose, for roles they don't know
-        raise UnstableTemplate(f"The model's chat template can't be used: {error}") from error
+        raise UnstableTemplate(f"The model's chat template can't be used: {str(error)[:200]}") from error
     if not isinstance(text, str):
         raise UnstableTemplate("The model's chat template gives no text.")
     return text

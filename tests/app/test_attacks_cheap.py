@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
 import httpx
 import pytest
+from pydantic import ValidationError
 from starlette.requests import Request
 
-from app import gate, store
+from app import gate, openai_api, store
 from app.addresses import client_address
-from app.errors import QuotaRefused
+from app.errors import QuotaRefused, TitleRefused, ValueRefused
+from app.keys import checked_name
 from app.messages import MessageEncoder
-from app.openai_schema import ChatMessage
+from app.openai_schema import ChatMessage, ChatRequest
 from app.principal import Principal
 from app.runtime import Runtime
 from app.server import create_app
@@ -121,11 +125,91 @@ async def test_more_messages_than_tokens_are_refused_unread(
     assert not engine.requests
 
 
+@pytest.mark.parametrize(
+    ("start", "one", "count"),
+    [
+        ("", "0", 1_000),
+        ("", "[]", 1_000),
+        ('"\\ud83d\\ude42",', "0", 1_000),
+        ('"\\ud83d\\ude42",', "[]", 1_000),
+    ],
+)
+async def test_a_long_name_before_many_values_takes_its_own_length_alone(
+    client: httpx.AsyncClient, start: str, one: str, count: int
+) -> None:
+    """A path for each value took 200 MB for these 200 KB; 8 MB are taken."""
+    sent = json.dumps(body())[:-1] + ', "{}": [{}{}]}}'.format("k" * 200_000, start, ",".join([one] * count))
+    tracemalloc.start()
+    try:
+        answer = await client.post(URL, content=sent, headers={"content-type": "application/json"})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert answer.is_success
+    assert peak < 20e6
+
+
+async def test_a_body_is_walked_through_only_where_half_a_pair_can_be(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[Any] = []
+    monkeypatch.setattr(openai_api, "broken", walked.append)
+    assert (await client.post(URL, json=body(metadata={"a": ["é", "\U0001f642"]}))).is_success
+    assert not walked
+    headers = {"content-type": "application/json"}
+    for sent in (json.dumps(body(stop=["\U0001f642"])).encode(), json.dumps(body()).encode("utf-16")):
+        assert (await client.post(URL, content=sent, headers=headers)).is_success
+    assert len(walked) == 2
+    assert (await client.post(URL, content=b"\\ud800", headers=headers)).status_code == 400
+    assert (await client.post(URL, content=b"[" * 9_999 + b"\\ud800")).status_code == 400
+
+
+@pytest.mark.parametrize("wrong", [{"stop": [0] * 20_000}, {"messages": [{}] * 20_000}])
+async def test_the_first_wrong_value_of_a_list_ends_its_reading(
+    client: httpx.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    """An error for each held 0.5 KB and said nothing more."""
+    with pytest.raises(ValidationError) as refused:
+        ChatRequest.model_validate(body(**wrong))
+    assert refused.value.error_count() <= 2
+    assert (await client.post(URL, json=body(**wrong))).status_code == 400
+
+
+async def test_what_was_sent_is_said_back_in_short(client: httpx.AsyncClient) -> None:
+    part = {"type": "\x00" * 100_000, "text": "x"}
+    listed = {"type": [[]] * 100_000, "text": "x"}
+    for more in (
+        {"model": "\U000e0001" * 100_000},
+        {"messages": [{"role": "user", "content": [part]}]},
+        {"messages": [{"role": "user", "content": [listed]}]},
+        {"k" * 100_000: ["\ud800"]},
+    ):
+        sent = json.dumps(body(**more)).encode()
+        refused = await client.post(URL, content=sent, headers={"content-type": "application/json"})
+        assert refused.status_code in (400, 404)
+        assert len(refused.content) < 5_000
+
+
+async def test_a_book_is_no_title_and_is_not_looked_at(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = await runtime.store.create(ANN)
+    seen: list[int] = []
+    monkeypatch.setattr(store, "one_line", lambda text: seen.append(len(text)) or text)
+    with pytest.raises(TitleRefused, match="500,000 characters"):
+        await runtime.store.rename(ANN, talk.id, "é" * 500_000)
+    assert seen == []
+    await runtime.store.rename(ANN, talk.id, "Weir")
+    assert seen == [4]
+    with pytest.raises(ValueRefused, match="500,000"):
+        checked_name("\x00" * 500_000, "A name")
+
+
 def test_long_conversations_are_encoded_in_proportion() -> None:
     """Each message's text is found once, from where the last one ended; 20,000 take well under a second."""
     texts = [str(n) for n in range(20_000)]
     began = time.process_time()
-    ids = MessageEncoder(CharTokenizer()).encode([ChatMessage(role="user", content=t) for t in texts])
+    ids = MessageEncoder(CharTokenizer()).encode([ChatMessage(role="user", content=t) for t in texts], "a")
     assert time.process_time() - began < 10.0
     text = CharTokenizer().decode(ids)
     assert text.count("<|im_start|>user\n") == len(texts)
