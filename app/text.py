@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Any
 
 _HALF = re.compile("[\ud800-\udfff]")
@@ -32,7 +33,7 @@ def broken(value: Any) -> str | None:
     is none. Names are joined for that place alone, and what is kept meanwhile grows with the depth only: a
     long name before many values would else be a long text for each of them."""
     names: list[Any] = []
-    inside = [iter([("", value)])]
+    inside: list[Iterator[tuple[Any, Any]]] = [iter([("", value)])]
     while inside:
         for name, each in inside[-1]:
             if isinstance(each, str):

@@ -166,7 +166,7 @@ class Tokens:
     def said_of_others(self, words: Set[str], number: str) -> bool:
         """Whether one of these words is said of other numbers than this one only."""
         of, counted = self._belonging
-        return not (words & counted).issubset(of.get(number, ()))
+        return not words & counted <= set(of.get(number, ()))
 
     def nearest(self, i: int) -> set[str]:
         """The words that a number surely belongs to: those after it, and the nearest one before it."""
