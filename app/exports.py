@@ -19,8 +19,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from app import render
-from app.in_turn import InTurn
 from app.knowledge import shown_of
+from app.one_at_a_time import OneAtATime
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Message
@@ -33,11 +33,11 @@ def exports_router(runtime: Runtime) -> APIRouter:
     router = APIRouter(prefix="/conversations")
     # A conversation may hold a thousand answers: one person's files are made one after the other, and written
     # off the event loop.
-    making = InTurn()
+    making = OneAtATime()
 
     async def made(request: Request, id: str, write: Callable[[dict[str, Any]], str]) -> tuple[str, str]:
         principal = runtime.identify("page", request)
-        async with making.turn(principal.id):
+        async with making.of(principal.id):
             exported = await export(runtime, principal, id)
             return await asyncio.to_thread(write, exported), exported["title"]
 

@@ -1,4 +1,5 @@
-"""A limit is looked at, then something is added: in between, the same person must not add something else."""
+"""What one person may have done only once at a time: a limit that is looked at before something is added, or
+something that costs much. The second waits for the first, and nobody else does."""
 
 from __future__ import annotations
 

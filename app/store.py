@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from app.errors import CommentRefused, NotFoundHere, QuotaRefused, TitleRefused, ValueRefused
-from app.in_turn import InTurn
+from app.one_at_a_time import OneAtATime
 from app.pages.words import phrase
 from app.principal import Principal
 from app.text import one_line
@@ -174,7 +174,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._searching = InTurn()
+        self._searching = OneAtATime()
         #: How often a right was given or taken: what was looked up while it was the same may still be read.
         self.rights = 0
 
@@ -276,7 +276,7 @@ class Store:
         if len(wanted) > MAX_QUERY:
             raise ValueRefused(phrase("refused.search_long", n=len(wanted), limit=MAX_QUERY))
         if wanted:
-            async with self._searching.turn(principal.id):
+            async with self._searching.of(principal.id):
                 return await self._search(principal, wanted, limit)
         sql = f"{_TALKS} ORDER BY updated DESC LIMIT ?"
         rows = await self._read(lambda c: c.execute(sql, (principal.id, limit)).fetchall())

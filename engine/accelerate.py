@@ -251,7 +251,11 @@ def _choose(model: LoadedModel, backend: AttentionBackend, block_size: int, ops:
     model.decoder = decoder
     conformance.check(model, backend, block_size)
     if matrix_choice.possible(model):
-        taken = matrix_choice.choose(model, backend, block_size, nll, reference * (1 + BUDGET), REDUCED)
+        try:
+            taken = matrix_choice.choose(model, backend, block_size, nll, reference * (1 + BUDGET), REDUCED)
+        except ModelRefused as error:
+            log.warning("Steps do not run on the matrix unit: %s", error)
+            model.decoder, taken = decoder, None
         if taken is not None:
             kinds, best = taken
             chosen = Acceleration(kinds, "none", reference, best, {}, decoder="matrix")

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 
 from engine import conformance
 from engine.conformance import Tolerance
-from engine.decoder import Decoder
-from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, fused_weight
 from engine.linear import forms, has_inner
 from engine.matrix_llama import MatrixLlama, products, serves
@@ -43,32 +41,14 @@ def choose(
     tolerance: Tolerance,
 ) -> tuple[dict[str, str], float] | None:
     """Take it, with as many products in 8 bits as keep `likelihood()` (negative, of `model.decoder`) within
-    `most`: the forms and the likelihood. None, with the decoder as it was, where that one is faster, or where
-    this one does not compute what the model computes, which the log then says.
+    `most`: the forms and the likelihood. None, with the decoder as it was, where that one is faster.
 
     A product in 8 bits takes half the time of one in 16 here, with few rows (half the bytes) and with many
     (twice the products an instruction). So the largest weights are tried first; only the whole is measured.
+
+    Raises `ModelRefused` if it does not compute what the model computes; what decodes then is the caller's.
     """
     other = model.decoder
-    try:
-        found = _choose(model, backend, block_size, likelihood, most, tolerance, other)
-    except ModelRefused as error:
-        log.warning("Steps do not run on the matrix unit: %s", error)
-        found = None
-    if found is None:
-        model.decoder = other
-    return found
-
-
-def _choose(
-    model: LoadedModel,
-    backend: AttentionBackend,
-    block_size: int,
-    likelihood: Callable[[], float],
-    most: float,
-    tolerance: Tolerance,
-    other: Decoder,
-) -> tuple[dict[str, str], float] | None:
     kinds = dict.fromkeys(ROLES, "bfloat16")
     matrix = model.decoder = decoder(model, kinds)
     conformance.check(model, backend, block_size)
@@ -90,6 +70,7 @@ def _choose(
     times = step_times(model, backend, block_size, (other, matrix))
     log.info("Milliseconds of steps of %s: %s %s, on the matrix unit %s", STEPS, other.name, *times)
     if sum(math.log(a / b) for a, b in zip(*times, strict=True)) <= 0:
+        model.decoder = other
         return None
     model.decoder = matrix
     return kinds, best

@@ -149,6 +149,24 @@ def test_many_places_under_many_headings_belong_to_the_last_before_them() -> Non
     assert places("One. Two.", [(5, "H")])[0][0].heading == ""
 
 
+def test_a_long_row_of_numbers_is_compared_with_itself_in_proportion() -> None:
+    def row(count: int) -> Tokens:
+        return Tokens(", ".join(f"{named(i)} {1_000 + i}" for i in range(count)))
+
+    def named(i: int) -> str:
+        return f"w{chr(97 + i % 26)}{chr(97 + i // 26)}k"
+
+    nothing, most = Tokens(""), row(300)
+    with quickly():
+        assert len(most.all) == 600
+        assert agrees(most, most, nothing, frozenset())
+        for i in range(299):
+            assert agrees(Tokens(f"{named(i)} {1_000 + i}"), most, nothing, frozenset())
+            assert not agrees(Tokens(f"{named(i)} {1_001 + i}"), most, nothing, frozenset())
+        # Longer than any sentence or row: its words are compared, its numbers are not.
+        assert not agrees(Tokens(f"{named(3)} 1003"), row(301), nothing, frozenset())
+
+
 def test_a_text_of_any_script_keeps_its_marks() -> None:
     for text in (
         "Zürich",
