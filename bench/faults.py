@@ -53,7 +53,7 @@ def unnoticed(seen: dict[str, Any]) -> Held:
 
 
 def told(sentence: str) -> Callable[[dict[str, Any]], Held]:
-    """`sentence`: how what people must be told begins."""
+    """`sentence`: what people must be told."""
 
     def judge(seen: dict[str, Any]) -> Held:
         return {

@@ -128,5 +128,6 @@ def noticed_nothing(seen: dict[str, Any]) -> bool:
 
 
 def told_only(seen: dict[str, Any], sentence: str) -> bool:
-    """Whether people met the fault and were told so by the page, in the words made for it and no others."""
-    return bool(seen["told"]) and all(words.startswith(sentence) for words in seen["told"])
+    """Whether people met the fault and were told so by the page, in the words made for it and no others. The
+    engine's own words may follow those that say that it is not running."""
+    return bool(seen["told"]) and all(sentence in words for words in seen["told"])

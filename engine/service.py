@@ -72,6 +72,8 @@ class EngineService:
         self._changed = threading.Condition()
         self._stopping = False
         self._status = EngineStatus("stopped", "The engine has not been started.", config.model)
+        #: What loading found: it stays true for every later start, which loads nothing.
+        self._found: EngineStatus | None = None
         self._error: EngineError | None = None
         self._ids = count(1)
         self._snapshot: MemorySnapshot | None = None
@@ -92,7 +94,10 @@ class EngineService:
             return
         self._stopping = False
         self._error = None
-        self._set(EngineStatus("starting", "The model is being loaded.", self.config.model))
+        if self._found is None:
+            self._set(EngineStatus("starting", "The model is being loaded.", self.config.model))
+        else:
+            self._set(replace(self._found, state="starting"))
         self._thread = threading.Thread(target=self._run, name="coread-engine", daemon=True)
         self._thread.start()
 
@@ -302,6 +307,7 @@ class EngineService:
         try:
             if self._make_core is None:
                 self._make_core = self._load()
+                self._found = self._status
             self._core = self._make_core()
             self._core.before_forward = self._bell.flush
             with self._snapshot_lock:  # a look at the memory of the core before is no longer true
@@ -361,7 +367,8 @@ class EngineService:
                 core.ledger.tick(time.monotonic())
 
     def _load(self) -> Callable[[], EngineCore]:
-        """Load and check the model; returns what makes a core with an empty memory around it."""
+        """Load and check the model, and set the status to what was found; returns what makes a core with an
+        empty memory around it."""
         # Imported here: the thread pays for torch, the port is open long before.
         from engine.core import EngineCore
         from engine.loading import load

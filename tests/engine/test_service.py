@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from engine.core import EngineCore
 from engine.errors import EngineStarting, EngineUnavailable, IntegrityError, InvalidRequest, StepFailed
 from engine.model import LoadedModel
-from engine.service import EngineService, Generation
+from engine.service import EngineService, EngineStatus, Generation
 from engine.types import (
     Delta,
     Done,
@@ -240,6 +241,34 @@ async def test_a_dead_thread_fails_its_requests_says_so_and_can_be_restarted(har
     assert service.documents() == {}, "what was looked at before the restart is gone"
     assert isinstance((await collect(await service.submit(request())))[-1], Done)
     assert len(harness.engines) == 2
+
+
+async def test_what_was_found_when_the_model_was_loaded_is_known_after_a_restart(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was forgotten: /v1 refused every request, as a model whose context is of 0 tokens reads none."""
+    made = Harness(model)
+    service, make = made.service, made.service._make_core
+
+    def load() -> Any:
+        service._status = EngineStatus(
+            "starting", "Tiny, on letters.", "tiny", "cpu", "float32", "reference", model.shape, 4, 64
+        )
+        return make
+
+    service._make_core = None
+    monkeypatch.setattr(service, "_load", load)
+    with made:
+        before = service.status()
+        assert (before.shape, before.block_size, before.model) == (model.shape, 4, "tiny")
+        made.engines[0].core.scheduler.schedule = lambda *_: 1 / 0  # type: ignore[method-assign, return-value]
+        await collect(await service.submit(request()))
+        await until(lambda: service.status().state == "failed")
+        failed = service.status()
+        service.restart()
+        await service.wait_ready(20)
+        assert service.status() == before
+        assert replace(failed, state="ready", detail=before.detail) == before
 
 
 async def test_even_an_exit_in_the_thread_leaves_nobody_waiting(harness: Harness) -> None:
