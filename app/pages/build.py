@@ -173,6 +173,10 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         _brand("cr-brand-memory")
         build_dashboard(runtime)
     demo.queue(api_open=False, default_concurrency_limit=_CONCURRENCY, max_size=10_000)
+    # Whatever the limits of its functions are, a mounted page's queue does 40 things at a time. An answer is
+    # one of them, from the question to its last word: with 40 on their way nobody could as much as open a
+    # conversation.
+    demo._queue.max_thread_count = _CONCURRENCY
     # Gradio looks into its queue every millisecond, whether or not anybody is there: 7 % of a core for
     # nothing. A click waits half of this longer on average, which nobody can see.
     demo._queue.sleep_when_free = QUEUE_LOOK_S

@@ -73,6 +73,32 @@ async def test_clicks_pages_and_uploads_have_an_end(page: httpx.AsyncClient) -> 
         assert long.status_code == 403
 
 
+async def test_any_number_that_wait_for_answers_hold_up_nobodys_click(
+    page: httpx.AsyncClient, demo: gr.Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 40 questions on their way, the 41st was not even looked at, and no list of conversations shown."""
+    begun: list[str] = []
+    ended = asyncio.Event()
+
+    async def answers_slowly(events: Any, *_: Any) -> None:
+        begun.append(events[0].session_hash)
+        await ended.wait()
+
+    monkeypatch.setattr(demo._queue, "process_events", answers_slowly)
+    config = (await page.get("/config")).json()
+    demo._queue.start()
+    try:
+        for n in range(120):
+            body = event(config, "ask" if n % 2 else "search", [], f"hash{n}")
+            assert (await page.post("/gradio_api/queue/join", json=body)).status_code == 200
+        async with asyncio.timeout(60):
+            while len(begun) < 120:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
+    finally:
+        ended.set()
+        demo._queue.close()
+
+
 async def test_what_nobody_fetches_is_thrown_away(page: httpx.AsyncClient, demo: gr.Blocks) -> None:
     now = 1_000.0
     streams = EventStreams(lambda: now)
