@@ -60,6 +60,9 @@ _MAX_JSON = 2**20
 MAX_FORM = 16_384
 #: All that one person's pages ask for: some dozens of tabs that are in use.
 REQUESTS_A_MINUTE = 1_200
+#: What may be asked for from one address without an identity: a page load, which brings one, or a look by a
+#: program, which comes again without.
+NEWCOMERS_A_MINUTE = 600
 
 
 def _path(request: Request) -> str:
@@ -137,6 +140,7 @@ class GateMiddleware:
         self._app, self._runtime, self._settings = app, runtime, runtime.settings
         self._streams, self._components, self._known_events = streams, components, events
         self._hashes, self._open = SessionHashes(), OpenRequests()
+        self._newcomers = Rate(NEWCOMERS_A_MINUTE, 60.0)
         self._visitors = Rate(600, 3600.0)  # new identities from one address
         self._uploads = Rate(max(10 * self._settings.max_upload_bytes, 2**28), 3600.0)
         self._upload_ids = Rate(400, 3600.0)  # two requests for each file
@@ -234,6 +238,8 @@ class GateMiddleware:
             return RedirectResponse("/set-up" if fresh else "/sign-in", 303, {"cache-control": "no-store"})
         address = client_address(request)
         local = from_this_machine(request, self._settings.allowed_hosts)
+        if not local and (wait := self._newcomers.take(address)):
+            raise TooMany("Too much is asked for at a time from your address.", wait)
         if _is_page(request) and not local and (wait := self._visitors.take(address)):
             raise TooMany("Too many new visitors come from your address.", wait)
         return None  # `IdentityMiddleware` behind this gives the cookie

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from app.errors import NotFoundHere
 from app.limits import Limits, Stored
@@ -293,8 +293,9 @@ class Knowledge:
         except NotFound:
             raise NotFoundHere(phrase("library.no_document")) from None
 
-    async def original(self, principal: Principal, document: str) -> tuple[DocumentInfo, bytes]:
-        """The uploaded file of a document's ready version; raises `NotFoundHere`."""
+    async def original(self, principal: Principal, document: str) -> tuple[DocumentInfo, BinaryIO]:
+        """The uploaded file of a document's ready version, open to be read; the caller closes it. Raises
+        `NotFoundHere`."""
         info = await self.readable_info(principal, document)
         try:
             return info, await self._library.original(document, frozenset({info.collection_id}))

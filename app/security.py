@@ -8,6 +8,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.access import host_name
+
 
 def content_security_policy(on_space: bool) -> str:
     """The page's policy. Pictures, styles, scripts and connections come from this server alone, so nothing
@@ -49,9 +51,9 @@ MAX_HEADERS_BYTES = 64 * 1024
 
 
 class HeaderLimitMiddleware:
-    """Refuses requests whose address and headers are larger than `MAX_HEADERS_BYTES` (431). h11 has a limit
-    of its own, but looks only once what came in one piece, up to 256 KiB, has turned out to be no whole
-    request."""
+    """Refuses requests whose address and headers are larger than `MAX_HEADERS_BYTES` (431), and those whose
+    `Host` is no host (400): the addresses that are made of it would fail anywhere. h11 has a limit of its
+    own, but looks only once what came in one piece, up to 256 KiB, has turned out to be no whole request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,16 +63,29 @@ class HeaderLimitMiddleware:
             size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
             size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])  # ": " and a line end
             if size > MAX_HEADERS_BYTES:
-                error = {
-                    "message": f"The request's address and headers have {size:,} bytes; "
-                    f"the limit is {MAX_HEADERS_BYTES:,}.",
-                    "type": "invalid_request_error",
-                    "param": None,
-                    "code": "headers_too_large",
-                }
-                await JSONResponse({"error": error}, status_code=431)(scope, receive, send)
+                said = (
+                    f"The request's address and headers have {size:,} bytes; "
+                    f"the limit is {MAX_HEADERS_BYTES:,}."
+                )
+                await _refused(431, "headers_too_large", said)(scope, receive, send)
+                return
+            if not all(_is_host(value) for name, value in scope["headers"] if name == b"host"):
+                await _refused(400, "invalid_host", "The request's Host is no host.")(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _is_host(value: bytes) -> bool:
+    try:
+        host_name(value.decode("latin-1"))
+    except ValueError:
+        return False
+    return True
+
+
+def _refused(status: int, code: str, message: str) -> JSONResponse:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": error}, status_code=status)
 
 
 class HeadersMiddleware:
@@ -146,10 +161,5 @@ class BodyLimitMiddleware:
             await self._refuse(scope, receive, send, limit)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        error = {
-            "message": f"The request's body is larger than the limit of {limit:,} bytes.",
-            "type": "invalid_request_error",
-            "param": None,
-            "code": "body_too_large",
-        }
-        await JSONResponse({"error": error}, status_code=413)(scope, receive, send)
+        said = f"The request's body is larger than the limit of {limit:,} bytes."
+        await _refused(413, "body_too_large", said)(scope, receive, send)

@@ -32,8 +32,14 @@ UNFETCHED_S = 60.0
 class OpenRequests:
     """Counts requests that have not ended. For one event loop."""
 
-    def __init__(self, each: int = EACH, total: int = TOTAL) -> None:
-        self._each, self._total = each, total
+    def __init__(
+        self,
+        each: int = EACH,
+        total: int = TOTAL,
+        words: str = "You have {held:,} requests open at a time; close some pages.",
+    ) -> None:
+        """`words` are said to whoever has `each` of them."""
+        self._each, self._total, self._words = each, total, words
         self._held: dict[str, int] = {}
         self._all = 0
 
@@ -42,7 +48,7 @@ class OpenRequests:
         """Hold one for as long as the request is open; raises `TooMany`."""
         held = self._held.get(principal, 0)
         if held >= self._each:
-            raise TooMany(f"You have {held:,} requests open at a time; close some pages.", _RETRY_S)
+            raise TooMany(self._words.format(held=held), _RETRY_S)
         if self._all >= self._total:
             raise TooMany("The server has as many requests open as it can.", _RETRY_S)
         self._held[principal] = held + 1

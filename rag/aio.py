@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import BinaryIO, ParamSpec, TypeVar
 
 from rag.gate import Answerability
 from rag.library import Library
@@ -98,7 +98,7 @@ class AsyncLibrary:
     ) -> SectionText:
         return await self._run(self.library.excerpt, document_id, version, start, end, readable)
 
-    async def original(self, document_id: str, readable: Collection[str]) -> bytes:
+    async def original(self, document_id: str, readable: Collection[str]) -> BinaryIO:
         return await self._run(self.library.original, document_id, readable)
 
     async def homes(self, document_ids: Iterable[str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from typing import BinaryIO
 
 from rag import records
 from rag.check import check, reindex, restore_terms
@@ -270,8 +271,9 @@ class Library:
             section.index, section.title, section.level, start, end, document.text[start:end], section.page
         )
 
-    def original(self, document_id: str, readable: Collection[str]) -> bytes:
-        """The uploaded file of the ready version. Raises `NotFound`."""
+    def original(self, document_id: str, readable: Collection[str]) -> BinaryIO:
+        """The uploaded file of the ready version, open to be read; the caller closes it. It stays whole where
+        the document is deleted meanwhile. Raises `NotFound`."""
         self.info(document_id, readable)
         row = self._db.read_sync(
             lambda c: c.execute("SELECT content_hash FROM documents WHERE id = ?", (document_id,)).fetchone()
@@ -279,7 +281,7 @@ class Library:
         if row is None or row[0] is None:
             raise NotFound("The document is not ready yet.")
         try:
-            return self._data_dir.file(row[0]).read_bytes()
+            return self._data_dir.file(row[0]).open("rb")
         except FileNotFoundError as error:
             raise NotFound("The uploaded file is no longer stored.") from error
 

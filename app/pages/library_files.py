@@ -7,10 +7,15 @@ show it.
 
 from __future__ import annotations
 
+import asyncio
+import os
+from contextlib import ExitStack
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from app.errors import AppError, UploadRefused
 from app.http_errors import as_refusal
@@ -18,14 +23,20 @@ from app.pages import words
 from app.pages.words import phrase
 from app.principal import Principal
 from app.runtime import Runtime
+from app.streams import OpenRequests
 from rag.errors import DuplicateDocument, RagError
 
 NAME_HEADER = "x-coread-name"
 _MAX_NAME = 3_000
+#: Files that one person may be fetching at a time: whoever reads slowly keeps one open for as long.
+DOWNLOADS_EACH = 4
+#: Bytes of a file that are in memory at a time, for each who fetches it.
+_PIECE_BYTES = 256 * 1024
 
 
 def library_router(runtime: Runtime) -> APIRouter:
     router = APIRouter(prefix="/library/files", include_in_schema=False)
+    fetching = OpenRequests(DOWNLOADS_EACH, words="You are fetching {held:,} files already; wait for one.")
 
     @router.post("")
     async def add(request: Request, collection: str = "") -> Response:
@@ -56,15 +67,37 @@ def library_router(runtime: Runtime) -> APIRouter:
     @router.get("/{id}")
     async def original(request: Request, id: str) -> Response:
         """The file as it was uploaded, to be saved."""
-        info, data = await runtime.knowledge.original(runtime.identify("page", request), id)
-        headers = {
-            "content-disposition": f"attachment; filename*=UTF-8''{quote(_saved_as(info.name), safe='')}",
-            "content-security-policy": "default-src 'none'; sandbox",
-            "cache-control": "no-store",
-        }
-        return Response(data, media_type="application/octet-stream", headers=headers)
+        principal = runtime.identify("page", request)
+        with ExitStack() as held:
+            held.enter_context(fetching.one_more(principal.id))
+            info, file = await runtime.knowledge.original(principal, id)
+            held.enter_context(file)
+            name = quote(_saved_as(info.name), safe="")
+            headers = {
+                "content-disposition": f"attachment; filename*=UTF-8''{name}",
+                "content-security-policy": "default-src 'none'; sandbox",
+                "cache-control": "no-store",
+                "content-length": str(os.fstat(file.fileno()).st_size),
+            }
+            return _FileResponse(file, headers, held.pop_all())
 
     return router
+
+
+class _FileResponse(Response):
+    """An open file, sent piece by piece as fast as it is read at the other end. `held` ends with it."""
+
+    def __init__(self, file: BinaryIO, headers: dict[str, str], held: ExitStack) -> None:
+        super().__init__(None, headers=headers, media_type="application/octet-stream")
+        self._file, self._held = file, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await send(start)
+            while piece := await asyncio.to_thread(self._file.read, _PIECE_BYTES):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
 
 
 async def _body(request: Request, limit: int) -> bytes:

@@ -86,7 +86,8 @@ async def downloads(world: World, who: Principal) -> bool:
     readable = await world.runtime.store.readable(who)
     library = world.runtime.knowledge._library
     try:
-        return await library.original(world.document, readable) == SECRET.encode()
+        with await library.original(world.document, readable) as file:
+            return file.read() == SECRET.encode()
     except NotFound:
         return False
 

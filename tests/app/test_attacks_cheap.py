@@ -61,6 +61,15 @@ async def test_a_cookie_full_of_backslashes_costs_nothing(page: httpx.AsyncClien
     assert time.process_time() - began < 5.0
 
 
+@pytest.mark.parametrize("host", ["[", "[::1", "a]b["])
+@pytest.mark.parametrize("path", ["/", "/healthz", "/v1/models", "/api/memory/feed", "/nowhere"])
+async def test_a_malformed_host_is_a_bad_request(page: httpx.AsyncClient, host: str, path: str) -> None:
+    for headers in ({"host": host}, {"host": host, **HTML}):
+        response = await page.get(path, headers=headers)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "invalid_host"
+
+
 @pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "\x00", "http://a:b"])
 async def test_a_malformed_origin_is_another_site(page: httpx.AsyncClient, origin: str) -> None:
     response = await page.post("/profile/keys", content=b"name=x", headers={"origin": origin})

@@ -60,7 +60,8 @@ async def test_a_restored_backup_serves_the_same_people(runtime: Runtime, tmp_pa
     try:
         assert document in {d.id for d in await again.knowledge.documents(ANN)}
         readable = await again.store.readable(ANN)
-        assert b"lays an egg" in await again.knowledge._library.original(document, readable)
+        with await again.knowledge._library.original(document, readable) as file:
+            assert b"lays an egg" in file.read()
         hits = await again.knowledge.search(readable, "hen egg", 3)
         assert hits[0].document_id == document
         assert [m.role for m in await again.store.path(ANN, talk)] == ["user", "assistant"]

@@ -199,6 +199,48 @@ async def test_a_program_may_look_at_the_page_in_open_mode(page: httpx.AsyncClie
     assert (await page.get("/config")).status_code == 200
 
 
+async def test_who_asks_without_a_cookie_is_counted_by_address(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page costs tens of milliseconds, and whoever takes no cookie has no count of its own."""
+    monkeypatch.setattr("app.gate.NEWCOMERS_A_MINUTE", 6)
+    app = create_app(runtime, build_demo(runtime))
+
+    def asks(address: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app, client=(address, 50_000))
+        return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860")
+
+    async with asks("10.0.0.9") as stranger, asks("10.0.0.8") as other, asks("127.0.0.1") as local:
+
+        async def anew(headers: dict[str, str] | None = None) -> httpx.Response:
+            stranger.cookies.clear()
+            return await stranger.get("/", headers=headers)
+
+        for _ in range(6):
+            assert (await anew()).status_code == 200
+            assert (
+                await stranger.get("/robots.txt")
+            ).status_code != 429  # files of the page count for nobody
+        refused = await anew()
+        for _ in range(2):  # a moment gives a part of one back
+            refused = refused if refused.status_code == 429 else await anew()
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (await anew(HTML)).status_code == 429
+        assert (await stranger.get("/healthz")).status_code == 200
+        _, secret = await runtime.keys.create("reader's")
+        key = {"authorization": f"Bearer {secret}"}
+        assert (await stranger.get("/v1/models", headers=key)).status_code == 200
+        for _ in range(8):
+            local.cookies.clear()
+            assert (await local.get("/")).status_code == 200
+        assert (await other.get("/")).status_code == 200
+        _, cookie = runtime.signer.issue()
+        stranger.cookies.set(runtime.signer.name, cookie)
+        assert (await stranger.get("/", headers=HTML)).status_code == 200, "who is known is counted alone"
+
+
 async def test_memory_and_metrics_are_not_for_strangers(page: httpx.AsyncClient, runtime: Runtime) -> None:
     assert (await page.get("/api/memory")).status_code == 401
     assert (await page.get("/metrics")).status_code == 403

@@ -15,7 +15,7 @@ import pytest
 from app.errors import NotFoundHere
 from app.pages import library_calls, library_page, transcript
 from app.pages.build import build_demo
-from app.pages.library_files import NAME_HEADER, _saved_as
+from app.pages.library_files import DOWNLOADS_EACH, NAME_HEADER, _saved_as
 from app.pages.library_source import choices_of, chosen, value_of
 from app.pages.words import Words
 from app.principal import Principal
@@ -108,6 +108,50 @@ async def test_a_file_is_added_listed_read_and_fetched_again(ann: Browser) -> No
     assert fetched.headers["content-disposition"].startswith("attachment; filename*=UTF-8''M%C3%BChle")
     assert fetched.headers.get_list("content-security-policy") == ["default-src 'none'; sandbox"]
     assert fetched.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_slow_readers_hold_a_piece_of_a_file_and_a_few_at_a_time(ann: Browser, bob: Browser) -> None:
+    whole = b"<p>The mill grinds barley.</p><!--" + b"x" * 6_000_000 + b"-->"
+    id = await ann.add(whole, "mill.html")
+    app, pieces, slow = ann.client._transport.app, [], asyncio.Event()  # type: ignore[attr-defined]
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def read_slowly() -> None:
+        async def send(message: Any) -> None:
+            if message.get("body"):
+                pieces.append(len(message["body"]))
+                if len(pieces) == DOWNLOADS_EACH:
+                    slow.set()
+                await asyncio.Event().wait()
+
+        headers = [(b"host", b"127.0.0.1:7860"), (b"cookie", ann.cookie.encode())]
+        path = f"/library/files/{id}"
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "path": path,
+            "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"",
+            "headers": headers, "client": ("10.0.0.7", 5), "server": ("127.0.0.1", 7860),
+        }  # fmt: skip
+        await app(scope, receive, send)
+
+    readers = [asyncio.ensure_future(read_slowly()) for _ in range(DOWNLOADS_EACH)]
+    await asyncio.wait_for(slow.wait(), 20.0)
+    assert max(pieces) <= 2**18, "not the whole file for each"
+    refused = await ann.client.get(f"/library/files/{id}")
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "fetching 4 files" in refused.json()["error"]["message"]
+    assert (await bob.client.get(f"/library/files/{id}")).status_code == 404, "a stranger learns nothing"
+    for reader in readers:
+        reader.cancel()
+    await asyncio.gather(*readers, return_exceptions=True)
+    fetched = await ann.client.get(f"/library/files/{id}")
+    assert fetched.content == whole
+    assert int(fetched.headers["content-length"]) == len(whole)
+    for _ in range(DOWNLOADS_EACH + 1):
+        assert (await ann.client.get("/library/files/nothing")).status_code == 404, "a refusal holds no place"
+    assert (await ann.client.get(f"/library/files/{id}")).status_code == 200
 
 
 async def test_first_files_at_once_make_one_collection(ann: Browser) -> None:

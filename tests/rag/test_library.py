@@ -41,7 +41,8 @@ def test_added_found_and_read(library: Library, add: Callable[..., str]) -> None
     assert "".join(s.text for s in document.sections) == document.text == FERRY
     excerpt = library.excerpt(id, hit.version, hit.start, hit.end, ALL)
     assert excerpt.text == hit.text
-    assert library.original(id, ALL) == FERRY.encode()
+    with library.original(id, ALL) as file:
+        assert file.read() == FERRY.encode()
     assert library.check().ok
 
 
