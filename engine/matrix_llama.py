@@ -17,7 +17,7 @@ from engine.decoder import DecoderOutput
 from engine.errors import ModelRefused
 from engine.fast_llama import ROLES, fused_weight, rotary_table
 from kernels import amx, huge_pages
-from kernels.amx_step import MatrixLayer, MatrixModel, MatrixProduct
+from kernels.amx_step import MatrixLayer, MatrixModel, MatrixProduct, in_turns
 
 
 def serves(model: Any) -> bool:
@@ -38,9 +38,16 @@ def products(model: Any, role: str, forms: list[str]) -> list[MatrixProduct]:
     sizes = [MatrixProduct.size_of(shape, eight=form == "int8") for form in forms]
     pieces = torch.split(huge_pages.allocate(sum(sizes)), sizes)
     return [
-        MatrixProduct(*fused_weight(model, role, layer), eight=form == "int8", memory=pieces[layer])
+        MatrixProduct(*_weight(model, role, layer), eight=form == "int8", memory=pieces[layer])
         for layer, form in enumerate(forms)
     ]
+
+
+def _weight(model: Any, role: str, layer: int) -> tuple[Tensor, Tensor | None]:
+    weight, bias = fused_weight(model, role, layer)
+    if role != "gate_up":
+        return weight, bias
+    return in_turns(weight), None if bias is None else in_turns(bias)
 
 
 class MatrixLlama:

@@ -35,11 +35,11 @@ SOURCES = ("amx_attention.cpp", "amx_step.cpp")
 HEADERS = ("amx_attention.h", "amx_products.h", "amx_team.h")
 #: What the processor must have (names of /proc/cpuinfo).
 CPU_FLAGS = frozenset(
-    {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
+    "amx_tile amx_bf16 amx_int8 avx512f avx512bw avx512vl avx512dq avx512vbmi avx512_bf16".split()
 )
 _OPTIONS = (
     "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread", "-mfma", "-mavx512f", "-mavx512bw",
-    "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
+    "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
 )  # fmt: skip
 _COMPILE_S = 120
 MAX_HEAD_DIM = 256
@@ -82,7 +82,7 @@ class AmxAttention:
             key, value: `[kv_heads, tokens, head_dim]`, tokens >= 1.
             causal_group: 0: every row sees every key; `g`: row `r` sees the keys `0..r // g`.
 
-        Raises `MemoryError` where the threads' scratch memory (0.3 MiB each) cannot be had.
+        Raises `MemoryError` where the threads' scratch memory (0.7 MiB each) cannot be had.
         """
         kv_heads, rows, dim = query.shape
         lse = torch.empty((kv_heads, rows), dtype=torch.float32)

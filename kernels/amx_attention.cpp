@@ -33,7 +33,7 @@ int coread_amx_attend(const void* query, int64_t query_stride, const void* key, 
                       {static_cast<const uint16_t*>(key) + head * key_stride, nullptr, dim},
                       {static_cast<const uint16_t*>(value) + head * value_stride, nullptr, dim},
                       rows, keys, 0, dim, group, causal, scale * LOG2E, lse + head * rows, out + head * rows * dim};
-      if (good) good = attend(pass, tiles * part / parts, tiles * (part + 1) / parts, *scratch);
+      if (good) attend(pass, tiles * part / parts, tiles * (part + 1) / parts, *scratch);
     }
     if (!good) {
 #pragma omp atomic write

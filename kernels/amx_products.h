@@ -6,7 +6,7 @@
 //      +--------+             +--------------------------------+
 //
 // 8 bits: int8 by int8, summed in int32, exact; one scale an output and one a row. 16 bits: bfloat16, summed in float32.
-// A weight is read from memory once for each 256 rows, in the order in which it lies there.
+// A weight is read from memory once for each 512 rows, in the order in which it lies there.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int64_t TILE_BYTES = 1024;
-constexpr int64_t ROW_BLOCK = 256;
+constexpr int64_t ROW_BLOCK = 512;
 
 struct Product {
   const uint8_t* weight;  // packed
@@ -26,40 +26,86 @@ struct Product {
   int64_t steps() const { return in / (eight ? 64 : 32); }
 };
 
-// What becomes of a row's 16 results.
+// What becomes of a row's 32 results side by side, or (SINGLE) of 16.
 struct ToBfloat16 {
+  static constexpr bool SINGLE = true;
   uint16_t* y;
   int64_t width;
+  void operator()(int64_t row, int64_t column, __m512 v, __m512 beside) const {
+    _mm512_storeu_si512(y + row * width + column, (__m512i)_mm512_cvtne2ps_pbh(beside, v));
+  }
   void operator()(int64_t row, int64_t column, __m512 v) const {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + row * width + column), (__m256i)_mm512_cvtneps_pbh(v));
   }
 };
 
+// SwiGLU (Shazeer 2020): x * sigmoid(x) * y. The reciprocal to 2^-14: what becomes of it is rounded more coarsely.
+inline __m512 gated(__m512 x, __m512 y) {
+  // The smaller operand comes second where one is NaN: `min(most, NaN)` is NaN.
+  const __m512 power = exp2_of(_mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(-LOG2E))));
+  return _mm512_mul_ps(_mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1.0f), power))), y);
+}
+
+// 16 outputs of the gate and 16 of what it lets through stand side by side.
+struct GateToBfloat16 {
+  static constexpr bool SINGLE = false;
+  uint16_t* y;
+  int64_t width;  // half the product's outputs
+  void operator()(int64_t row, int64_t column, __m512 v, __m512 beside) const {
+    ToBfloat16{y, width}(row, column / 2, gated(v, beside));
+  }
+};
+
 struct AddToFloat32 {
+  static constexpr bool SINGLE = true;
   float* y;
   int64_t width;
   void operator()(int64_t row, int64_t column, __m512 v) const {
     float* at = y + row * width + column;
     _mm512_storeu_ps(at, _mm512_add_ps(_mm512_loadu_ps(at), v));
   }
+  void operator()(int64_t row, int64_t column, __m512 v, __m512 beside) const {
+    (*this)(row, column, v);
+    (*this)(row, column + TILE, beside);
+  }
 };
 
 struct ToFloat32 {
+  static constexpr bool SINGLE = true;
   float* y;
   int64_t width;
   void operator()(int64_t row, int64_t column, __m512 v) const { _mm512_storeu_ps(y + row * width + column, v); }
+  void operator()(int64_t row, int64_t column, __m512 v, __m512 beside) const {
+    (*this)(row, column, v);
+    (*this)(row, column + TILE, beside);
+  }
 };
 
-template <class Out>
-inline void give(const Product& p, const int32_t* sums, int64_t row, int64_t rows, int64_t column,
+// What turns the sums of 16 outputs into results.
+template <bool EIGHT>
+struct Outputs {
+  __m512 scale, bias;
+  Outputs(const Product& p, int64_t column)
+      : scale(EIGHT ? _mm512_loadu_ps(p.scale + column) : _mm512_set1_ps(1.0f)),
+        bias(p.bias ? _mm512_loadu_ps(p.bias + column) : _mm512_setzero_ps()) {}
+  __m512 of(const int32_t* sums, float row_scale) const {
+    const __m512i raw = _mm512_load_si512(sums);
+    if (!EIGHT) return _mm512_add_ps(_mm512_castsi512_ps(raw), bias);
+    return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(raw), scale), _mm512_set1_ps(row_scale), bias);
+  }
+};
+
+// Sums of a tile, and (if not null) of the one beside it, for `rows` rows from `row` on.
+template <bool EIGHT, class Out>
+inline void give(const Product& p, const int32_t* sums, const int32_t* beside, int64_t row, int64_t rows, int64_t column,
                  const float* row_scale, const Out& out) {
-  const __m512 scale = p.eight ? _mm512_loadu_ps(p.scale + column) : _mm512_set1_ps(1.0f);
-  const __m512 bias = p.bias ? _mm512_loadu_ps(p.bias + column) : _mm512_setzero_ps();
+  const Outputs<EIGHT> left(p, column), right(p, beside ? column + TILE : column);
   for (int i = 0; i < rows; ++i) {
-    const __m512i raw = _mm512_load_si512(sums + i * TILE);
-    const __m512 v = p.eight ? _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(raw), scale), _mm512_set1_ps(row_scale[row + i]))
-                             : _mm512_castsi512_ps(raw);
-    out(row + i, column, _mm512_add_ps(v, bias));
+    const float by = EIGHT ? row_scale[row + i] : 1.0f;
+    if (beside)
+      out(row + i, column, left.of(sums + i * TILE, by), right.of(beside + i * TILE, by));
+    else if constexpr (Out::SINGLE)
+      out(row + i, column, left.of(sums + i * TILE, by));
   }
 }
 
@@ -73,7 +119,7 @@ inline void give(const Product& p, const int32_t* sums, int64_t row, int64_t row
   } while (0)
 
 // Weight tiles of one unit of work: three columns of tiles side by side where few rows ask (reading the weight is all
-// that takes time), two columns by 256 rows where many do.
+// that takes time), two columns by 512 rows where many do.
 constexpr int64_t FEW_COLUMNS = 6, MANY_COLUMNS = 4;
 
 inline int64_t units_of(const Product& p, int64_t rows) {
@@ -125,7 +171,7 @@ inline void multiply_few(const Product& p, const uint8_t* x, int64_t rows, const
         _tile_stored(0, sums[c], 64);
       }
     }
-    for (int64_t c = 0; c < count; ++c) give(p, sums[c], 0, rows, (column + c) * TILE, row_scale, out);
+    for (int64_t c = 0; c < count; ++c) give<EIGHT>(p, sums[c], nullptr, 0, rows, (column + c) * TILE, row_scale, out);
   }
 }
 
@@ -138,6 +184,9 @@ inline void multiply_many(const Product& p, const uint8_t* x, const float* row_s
   for (int64_t column = first; column < last; column += 2) {
     const bool wide = column + 1 < last;
     const uint8_t *w0 = p.weight + column * panel, *w1 = wide ? w0 + panel : w0;
+    // The weights of the next two columns come while these are at work, some lines with each step.
+    const int64_t turns = (bottom - top + 2 * TILE - 1) / (2 * TILE), lines = (2 * TILE + turns - 1) / turns;
+    const char* ahead = reinterpret_cast<const char*>(w0 + 2 * panel);
     for (int64_t row = top; row < bottom; row += 2 * TILE) {
       const bool tall = row + TILE < bottom;
       const uint8_t *x0 = x + row / TILE * panel, *x1 = tall ? x0 + panel : x0;
@@ -146,6 +195,7 @@ inline void multiply_many(const Product& p, const uint8_t* x, const float* row_s
       _tile_zero(2);
       _tile_zero(3);
       for (int64_t s = 0; s < steps; ++s) {
+        for (int64_t line = 0; line < lines; ++line, ahead += 64) _mm_prefetch(ahead, _MM_HINT_T1);
         _tile_loadd(4, x0 + s * TILE_BYTES, 64);
         _tile_loadd(6, w0 + s * TILE_BYTES, 64);
         COREAD_MULTIPLY(0, 4, 6);
@@ -161,8 +211,7 @@ inline void multiply_many(const Product& p, const uint8_t* x, const float* row_s
       _tile_stored(3, sums[3], 64);
       for (int i = 0; i < (tall ? 2 : 1); ++i) {
         const int64_t at = row + i * TILE, count = bottom - at < TILE ? bottom - at : TILE;
-        for (int c = 0; c < (wide ? 2 : 1); ++c)
-          give(p, sums[2 * i + c], at, count, (column + c) * TILE, row_scale, out);
+        give<EIGHT>(p, sums[2 * i], wide ? sums[2 * i + 1] : nullptr, at, count, column * TILE, row_scale, out);
       }
     }
   }

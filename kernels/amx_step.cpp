@@ -1,6 +1,6 @@
 // All decoder layers of one step in one call: see kernels/amx_step.py and engine/matrix_llama.py.
 //
-//   h ─ norm ─ [q k v] ─ rotate, write pages ─ attend ─ merge ─ [o] ─ + norm ─ [gate up] ─ silu·mul ─ [down] ─ +
+//   h ─ norm ─ [q k v] ─ rotate, write pages ─ attend ─ merge ─ [o] ─ + norm ─ [gate up] silu·mul ─ [down] ─ +
 //
 // `[…]` are products (amx_products.h), `attend` are passes (amx_attention.h): every stretch of the pool is read once for
 // all rows that see it, shared document and own tail alike, and a row's partial results are merged by their log-sum-exp
@@ -16,7 +16,7 @@ namespace {
 
 // Mirrored by ctypes structures in kernels/amx_step.py.
 struct Layer {
-  Product qkv, o, gate_up, down;
+  Product qkv, o, gate_up, down;  // outputs of `gate_up`: 16 of the gate, 16 of what it lets through, in turns
   const float *norm_attention, *norm_mlp;  // [width]
 };
 
@@ -68,7 +68,9 @@ struct Unit {  // of attention: some rows of one pass for one KV head
 // Tiles of rows of a unit of attention. Each unit brings its keys into the matrix unit's layout: long parts do that less
 // often, and short ones leave no thread without work at the end.
 constexpr int64_t PART_TILES = 8, LONG_PART_TILES = 16, MANY_TILES = 96;
-constexpr int64_t ROWS = 4;  // of a unit of the operations between two products
+// Rows of a unit of the operations between two products: where there are many, whole tiles of the next product's input,
+// so that two threads do not write the same lines.
+constexpr int64_t FEW_ROWS = 4, SOME_ROWS = 32, MANY_ROWS = 128;
 
 inline float wide(uint16_t bits) {
   uint32_t x = uint32_t(bits) << 16;
@@ -165,7 +167,7 @@ class Step {
     ready.values = space.take<uint8_t>(padded * widest * 2);
     ready.scale = space.take<float>(padded);
     qkv = space.take<uint16_t>(b.tokens * (attended + 2 * m.kv_heads * m.head_dim));
-    gate_up = space.take<uint16_t>(b.tokens * 2 * m.inner);
+    gate_up = space.take<uint16_t>(b.tokens * (few() ? 2 : 1) * m.inner);
     head_ready.values = space.take<uint8_t>((b.wanted_count + 31) / 32 * 32 * m.width * 2);
     head_ready.scale = space.take<float>(b.wanted_count + 32);
     rows = space.take<float>(int64_t(threads) * (widest + 16));
@@ -191,7 +193,7 @@ class Step {
 
   int64_t needed;
 
-  int run() {
+  void run() {
     use_tiles();
     {
       Team::Hold team(threads);
@@ -200,7 +202,6 @@ class Step {
       finish();
     }
     _tile_release();
-    return failed.load() ? 1 : 0;
   }
 
  private:
@@ -215,9 +216,10 @@ class Step {
   // The same for rows: `each(t, row)` with scratch memory for one row.
   template <class Each>
   void each_row(int64_t count, Each each) {
-    all((count + ROWS - 1) / ROWS, [&](int64_t unit, int worker) {
-      const int64_t end = std_min((unit + 1) * ROWS, count);
-      for (int64_t t = unit * ROWS; t < end; ++t) each(t, rows + worker * row_stride);
+    const int64_t some = count < MANY_ROWS ? FEW_ROWS : SOME_ROWS;
+    all((count + some - 1) / some, [&](int64_t unit, int worker) {
+      const int64_t end = std_min((unit + 1) * some, count);
+      for (int64_t t = unit * some; t < end; ++t) each(t, rows + worker * row_stride);
     });
   }
 
@@ -235,7 +237,7 @@ class Step {
     product(l.qkv, ready, b.tokens, ToBfloat16{qkv, l.qkv.out});
     each_row(b.tokens, [&](int64_t t, float*) { place(layer, t, l.qkv.out); });
     all(int64_t(units.size()), [&](int64_t unit, int worker) {
-      if (!attend_unit(layer, units[unit], *scratch[worker])) failed.store(true, std::memory_order_relaxed);
+      attend_unit(layer, units[unit], *scratch[worker]);
     });
     each_row(b.tokens, [&](int64_t t, float* row) {
       merge(t, row);
@@ -243,7 +245,10 @@ class Step {
     });
     product(l.o, ready, b.tokens, AddToFloat32{b.hidden, m.width});
     norm_all(l.norm_mlp, l.gate_up.eight);
-    product(l.gate_up, ready, b.tokens, ToBfloat16{gate_up, 2 * m.inner});
+    if (few())
+      product(l.gate_up, ready, b.tokens, ToBfloat16{gate_up, 2 * m.inner});
+    else
+      product(l.gate_up, ready, b.tokens, GateToBfloat16{gate_up, m.inner});
     each_row(b.tokens, [&](int64_t t, float* row) {
       gate(t, row);
       make_ready(row, m.inner, ready, t, l.down.eight);
@@ -280,7 +285,7 @@ class Step {
     }
   }
 
-  bool attend_unit(int64_t layer, const Unit& u, Scratch& scratch) {
+  void attend_unit(int64_t layer, const Unit& u, Scratch& scratch) {
     const Keys& keys = b.keys[u.pass];
     const int64_t g = group_of[u.pass], asked = b.group[g].rows * group_size, dim = m.head_dim;
     const Pass pass{query[g] + u.head * asked * dim,
@@ -288,7 +293,7 @@ class Step {
                     {pool.value[layer] + u.head * pool.head_stride, keys.slots, int(dim)},
                     asked, keys.count, keys.base, int(dim), int(group_size), int(keys.causal), m.scale * LOG2E,
                     lse[u.pass] + u.head * asked, out[u.pass] + u.head * asked * dim};
-    return attend(pass, u.first_tile, u.last_tile, scratch);
+    attend(pass, u.first_tile, u.last_tile, scratch);
   }
 
   // What all passes of row `t` found, by their log-sum-exp, as [q_heads, head_dim].
@@ -321,16 +326,18 @@ class Step {
     }
   }
 
-  // SwiGLU (Shazeer 2020).
+  // Whether products take the way of few rows, on which gate and what it lets through do not meet.
+  bool few() const { return b.tokens <= TILE; }
+
+  // What the gate has let through of row `t`.
   void gate(int64_t t, float* row) {
-    const uint16_t *left = gate_up + t * 2 * m.inner, *right = left + m.inner;
-    const __m512 one = _mm512_set1_ps(1.0f), to_two = _mm512_set1_ps(-LOG2E), most = _mm512_set1_ps(126.0f);
-    for (int64_t i = 0; i < m.inner; i += 16) {
-      const __m512 x = wide_at(left + i);
-      // The smaller operand comes second where one is NaN: `min(most, NaN)` is NaN.
-      const __m512 power = exp2_of(_mm512_min_ps(most, _mm512_mul_ps(x, to_two)));
-      _mm512_storeu_ps(row + i, _mm512_mul_ps(_mm512_div_ps(x, _mm512_add_ps(one, power)), wide_at(right + i)));
+    if (!few()) {
+      for (int64_t i = 0; i < m.inner; i += 16) _mm512_storeu_ps(row + i, wide_at(gate_up + t * m.inner + i));
+      return;
     }
+    const uint16_t* both = gate_up + t * 2 * m.inner;  // 16 of each in turns
+    for (int64_t i = 0; i < m.inner; i += 16)
+      _mm512_storeu_ps(row + i, gated(wide_at(both + 2 * i), wide_at(both + 2 * i + 16)));
   }
 
   void finish() {
@@ -356,7 +363,6 @@ class Step {
   std::vector<int64_t> group_of;
   std::vector<Unit> units;
   std::vector<Scratch*> scratch;  // of each worker
-  std::atomic<bool> failed{false};
   Team::Hold* hold = nullptr;
 };
 
@@ -381,7 +387,8 @@ int64_t coread_step_bytes(const Model* model, const Batch* batch, const Pool* po
 // Returns 0, or 1 where memory was short: the step's results mean nothing then. `threads` >= 1, the caller's included.
 int coread_step(const Model* model, const Batch* batch, const Pool* pool, void* memory, int threads) {
   try {
-    return Step(*model, *batch, *pool, static_cast<uint8_t*>(memory), threads).run();
+    Step(*model, *batch, *pool, static_cast<uint8_t*>(memory), threads).run();
+    return 0;
   } catch (const std::bad_alloc&) {
     return 1;
   }

@@ -119,9 +119,15 @@ class MatrixProduct:
         )  # fmt: skip
 
 
+def in_turns(stacked: Tensor) -> Tensor:
+    """A gate's outputs stacked over those that it lets through, `[2 * inner, …]`, as 16 of each in turns: the
+    step then multiplies them while they are at hand."""
+    return stacked.unflatten(0, (2, -1, 16)).transpose(0, 1).flatten(0, 2)
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixLayer:
-    """One decoder layer's products and norm weights (float32 `[width]`)."""
+    """One decoder layer's products and norm weights (float32 `[width]`). `gate_up`: see `in_turns`."""
 
     qkv: MatrixProduct
     o: MatrixProduct

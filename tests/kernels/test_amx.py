@@ -88,7 +88,9 @@ def _compare(query: Tensor, key: Tensor, value: Tensor, group: int, threads: int
     finally:
         torch.set_num_threads(before)
     right_lse, right_out = _right(query, key, value, 0.125, group)
-    torch.testing.assert_close(lse.double(), right_lse, atol=2e-4, rtol=2e-5)
+    # The sum is that of the rounded weights (2^x by steps of 1/128, then to bfloat16), so that passes that
+    # are merged by it weigh like one pass.
+    torch.testing.assert_close(lse.double(), right_lse, atol=7e-3, rtol=2e-5)
     # Weights are rounded to bfloat16: 2^-9 of values around 3.
     torch.testing.assert_close(out.double(), right_out, atol=1.2e-2, rtol=1e-2)
 
