@@ -35,7 +35,8 @@ SOURCES = ("amx_attention.cpp", "amx_step.cpp")
 HEADERS = ("amx_attention.h", "amx_products.h", "amx_team.h")
 #: What the processor must have (names of /proc/cpuinfo).
 CPU_FLAGS = frozenset(
-    "amx_tile amx_bf16 amx_int8 avx512f avx512bw avx512vl avx512dq avx512vbmi avx512_bf16".split()
+    {"amx_tile", "amx_bf16", "amx_int8", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi"}
+    | {"avx512_bf16"}
 )
 _OPTIONS = (
     "-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-pthread", "-mfma", "-mavx512f", "-mavx512bw",
