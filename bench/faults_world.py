@@ -93,7 +93,7 @@ async def _half_open(server: ServerProcess) -> tuple[Figures, Held]:
     try:
         for _ in range(HALF_OPEN):
             try:
-                reader, writer = await asyncio.open_connection(*address(server))
+                reader, writer = await asyncio.open_connection(*address(server), limit=2**24)
             except OSError as error:
                 raise Unreached(
                     f"only {len(opened):,} of {HALF_OPEN:,} connections opened: {error}"
@@ -126,7 +126,11 @@ async def _closed(reader: asyncio.StreamReader) -> int:
 
 
 async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
-    """Programs that ask the model itself (a search might refuse) for long answers and never read them."""
+    """Programs that ask the model itself (a search might refuse) for long answers and never read them.
+
+    As many that read go before, so that what they cost as well, the first time, is not taken for a cost of
+    not reading.
+    """
     model = await asyncio.to_thread(server.model)
     body = json.dumps(
         {"model": model, "stream": True, "max_tokens": 192, "logprobs": True, "top_logprobs": 20,
@@ -135,6 +139,8 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
     pid = server.process.pid
+    idle = resident_memory(pid, server.pool_bytes).beside_pool
+    await asyncio.gather(*(_read(server, request) for _ in range(NOT_READING)))
     before = resident_memory(pid, server.pool_bytes).beside_pool
     sockets: list[socket.socket] = []
     said: dict[socket.socket, bytes] = {}
@@ -171,10 +177,25 @@ async def not_reading(server: ServerProcess) -> tuple[Figures, Held]:
     return (
         {"programs": NOT_READING, "taken": taken, "at_once": most,
          "engine_free_again_after_s": None if free is None else round(free, 1),
+         "memory_grown_while_read_mib": round((before - idle) / 2**20, 1),
          "memory_grown_beside_the_pool_mib": round(grown / 2**20, 1)},
         {f"the engine is free again within {FREE_S:g} s, nothing having been read": free is not None,
          f"memory beside the pool grew by less than {GROWN_MIB:g} MiB": grown < GROWN_MIB * 2**20},
     )  # fmt: skip
+
+
+async def _read(server: ServerProcess, request: bytes) -> None:
+    """Ask, and read the answer to its end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FREE_S):
+            reader, writer = await asyncio.open_connection(*address(server), limit=2**24)
+            try:
+                writer.write(request)
+                await reader.readuntil(b"data: [DONE]")
+            except (OSError, EOFError, asyncio.LimitOverrunError):
+                pass  # refused: those that do not read will say so
+            finally:
+                writer.close()
 
 
 def _refusals(said: dict[socket.socket, bytes]) -> str:

@@ -122,7 +122,7 @@ class MatrixProduct:
 def in_turns(stacked: Tensor) -> Tensor:
     """A gate's outputs stacked over those that it lets through, `[2 * inner, …]`, as 16 of each in turns: the
     step then multiplies them while they are at hand."""
-    return stacked.unflatten(0, (2, -1, 16)).transpose(0, 1).flatten(0, 2)
+    return stacked.reshape(2, -1, 16, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)
 
 
 @dataclass(frozen=True, slots=True)
