@@ -215,8 +215,9 @@ def _check(found: AmxAttention) -> None:
     """One small pass against torch: a library that computes something else must not be used."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn((2, count, 64), generator=generator).bfloat16() for count in (21, 43, 43)
+        torch.randn((2, count, 64), generator=generator).bfloat16() for count in (21, 300, 300)
     )
+    key[:, 200] = 4 * query[:, 3]  # for that row it outweighs all that came before
     lse, out = found.attend(query, key, value, 0.125)
     scores = torch.matmul(query.float(), key.float().mT) * 0.125
     right = torch.matmul(scores.softmax(-1), value.float())

@@ -17,7 +17,7 @@ int coread_amx_attend(const void* query, int64_t query_stride, const void* key, 
                       int64_t value_stride, int64_t kv_heads, int64_t rows, int64_t keys, int dim, int group,
                       int causal, float scale, float* lse, float* out, int threads) {
   const int64_t tiles = (rows + TILE - 1) / TILE;
-  int64_t parts = (tiles + 15) / 16;  // of a head's rows; a part brings K and V into layout anew
+  int64_t parts = (tiles + ASKED - 1) / ASKED;  // of a head's rows; a part brings V into layout anew
   if (threads > 1 && kv_heads * parts % threads && kv_heads * parts < 4 * threads) parts *= threads;
   if (parts > tiles) parts = tiles;
   int failed = 0;

@@ -7,15 +7,16 @@
 //
 //     keys (256 a block)     rows (16 a tile)
 //      +--------+             +--------+
-//      | K, as  |      x      | Q, its |   ->  scores, float32: 16 keys x 16 rows a tile
-//      |in pool |             | pairs  |                |  softmax, down the keys
+//      | K, row |      x      | Q, its |   ->  scores, float32: 16 keys x 16 rows a tile
+//      | by row |             | pairs  |                |  softmax, down the keys
 //      +--------+             +--------+                v
 //     V, rows and columns     weights, bfloat16: two keys of a row side by side
 //      +--------+             +--------+
 //      | dims   |      x      | pairs  |   ->  output, float32: 16 dimensions x 16 rows a tile
 //      +--------+             +--------+
 //
-// The same rounding as torch's fused attention: bfloat16 products summed in float32, weights in bfloat16.
+// Products are of bfloat16 and summed in float32. A weight is rounded twice, its logarithm to 1/128 of a power of two and
+// then itself to bfloat16: at most 0.66 %, and what is summed are the rounded ones.
 
 #pragma once
 
@@ -48,10 +49,14 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
+// The compiler does not know what a tile load reads: stores before this come before it.
+inline void stored() { __asm__ volatile("" ::: "memory"); }
+
 // Eight tiles of 16 rows of 64 bytes, for the calling thread, until `_tile_release`.
 inline void use_tiles() {
   TileConfig config;
   for (int t = 0; t < 8; ++t) config.bytes[t] = 64, config.rows[t] = TILE;
+  stored();
   _tile_loadconfig(&config);
 }
 
@@ -153,6 +158,7 @@ template <int TILES>
 inline void scores_of(const uint16_t* query, const uint16_t* key, int count, int dim, float* score) {
   const int steps = dim / 32;
   const uint16_t* beside = query + TILE * dim;  // the second tile of rows
+  stored();
   if (steps == 2) {  // the queries stay in the unit
     _tile_loadd(2, query, 64);
     _tile_loadd(3, query + 2 * ITEMS, 64);
@@ -200,6 +206,7 @@ inline void scores_of(const uint16_t* query, const uint16_t* key, int count, int
 template <int TILES>
 inline void add_values(const uint16_t* weight, const uint16_t* value, int from, int to, int dim, float* out) {
   if (from == to) return;
+  stored();
   for (int d = 0; d < dim; d += 32, value += BLOCK * 32, out += 2 * ITEMS) {
     float* beside = out + TILE * dim;
     _tile_loadd(0, out, 64);
@@ -275,9 +282,11 @@ struct Softmax {
     const __m512 most = _mm512_mul_ps(
         factor, _mm512_max_ps(_mm512_max_ps(largest[0], largest[1]), _mm512_max_ps(largest[2], largest[3])));
     const __m512 old = _mm512_load_ps(top);
-    if (!_mm512_cmp_ps_mask(most, _mm512_add_ps(old, _mm512_set1_ps(SLACK)), _CMP_GT_OQ)) return false;
-    const __m512 now = _mm512_max_ps(most, old);  // `old` where the other is NaN
-    kept = exp2_of(_mm512_sub_ps(old, now));
+    // Each row for itself: what another row of the tile asks must not move a bit of its answer.
+    const __mmask16 up = _mm512_cmp_ps_mask(most, _mm512_add_ps(old, _mm512_set1_ps(SLACK)), _CMP_GT_OQ);
+    if (!up) return false;
+    const __m512 now = _mm512_mask_mov_ps(old, up, most);
+    kept = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), up, exp2_of(_mm512_sub_ps(old, now)));
     _mm512_store_ps(top, now);
     _mm512_store_ps(total, _mm512_mul_ps(_mm512_load_ps(total), kept));
     return true;
@@ -320,7 +329,7 @@ struct Pass {
   Stored key, value;
   int64_t rows, keys, base;
   int dim, group, causal;
-  float scale2;  // of the scores, in powers of two
+  float scale2;  // of the scores, in powers of two; positive
   float *lse, *out;  // [rows], [rows, dim]
 };
 

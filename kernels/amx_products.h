@@ -122,10 +122,11 @@ inline void give(const Product& p, const int32_t* sums, const int32_t* beside, i
 // that takes time), two columns by 512 rows where many do.
 constexpr int64_t FEW_COLUMNS = 6, MANY_COLUMNS = 4;
 
-inline int64_t units_of(const Product& p, int64_t rows) {
+// `block`: rows for which a weight is read once, a multiple of 32.
+inline int64_t units_of(const Product& p, int64_t rows, int64_t block) {
   const int64_t tiles = p.out / TILE;
   if (rows <= TILE) return (tiles + FEW_COLUMNS - 1) / FEW_COLUMNS;
-  return (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS * ((rows + ROW_BLOCK - 1) / ROW_BLOCK);
+  return (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS * ((rows + block - 1) / block);
 }
 
 // At most 16 rows by the tile columns `first .. last - 1`.
@@ -220,25 +221,26 @@ inline void multiply_many(const Product& p, const uint8_t* x, const float* row_s
 
 template <bool EIGHT, class Out>
 inline void multiply_as(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
-                        int64_t unit) {
+                        int64_t unit, int64_t block) {
   const int64_t tiles = p.out / TILE;
   const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   if (rows <= TILE)
     return multiply_few<EIGHT>(p, x, rows, row_scale, out, unit * FEW_COLUMNS, least((unit + 1) * FEW_COLUMNS, tiles));
   const int64_t across = (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS;
-  const int64_t first = unit % across * MANY_COLUMNS, top = unit / across * ROW_BLOCK;
-  multiply_many<EIGHT>(p, x, row_scale, out, top, least(top + ROW_BLOCK, rows), first, least(first + MANY_COLUMNS, tiles));
+  const int64_t first = unit % across * MANY_COLUMNS, top = unit / across * block;
+  multiply_many<EIGHT>(p, x, row_scale, out, top, least(top + block, rows), first, least(first + MANY_COLUMNS, tiles));
 }
 
-// One of `units_of(p, rows)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 in tiles
+// One of `units_of(p, rows, block)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 in tiles
 // [row / 16][step] of 1 KiB, readable up to the next multiple of 32 rows.
 template <class Out>
 inline void multiply(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
-                     int64_t unit) {
+                     int64_t unit, int64_t block) {
+  stored();
   if (p.eight)
-    multiply_as<true>(p, x, rows, row_scale, out, unit);
+    multiply_as<true>(p, x, rows, row_scale, out, unit, block);
   else
-    multiply_as<false>(p, x, rows, row_scale, out, unit);
+    multiply_as<false>(p, x, rows, row_scale, out, unit, block);
 }
 
 // A weight [out, in] without gaps, int8 (`item` 1) or bfloat16 (2), into tiles.

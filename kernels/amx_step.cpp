@@ -65,12 +65,14 @@ struct Unit {  // of attention: some rows of one pass for one KV head
   int64_t pass, head, first_tile, last_tile;
 };
 
-// Tiles of rows of a unit of attention. Each unit brings its keys into the matrix unit's layout: long parts do that less
+// Tiles of rows of a unit of attention. Each unit brings its values into the matrix unit's layout: long parts do that less
 // often, and short ones leave no thread without work at the end.
 constexpr int64_t PART_TILES = 8, LONG_PART_TILES = 16, MANY_TILES = 96;
 // Rows of a unit of the operations between two products: where there are many, whole tiles of the next product's input,
-// so that two threads do not write the same lines.
-constexpr int64_t FEW_ROWS = 4, SOME_ROWS = 32, MANY_ROWS = 128;
+// so that two threads do not write the same lines; twice as many where every thread still has some units.
+constexpr int64_t FEW_ROWS = 4, MANY_ROWS = 128, UNITS_EACH = 4;
+// Up to so many threads a weight is read once for as many rows as there are in most steps; more need more units.
+constexpr int FEW_THREADS = 4;
 
 inline float wide(uint16_t bits) {
   uint32_t x = uint32_t(bits) << 16;
@@ -167,7 +169,8 @@ class Step {
     ready.values = space.take<uint8_t>(padded * widest * 2);
     ready.scale = space.take<float>(padded);
     qkv = space.take<uint16_t>(b.tokens * (attended + 2 * m.kv_heads * m.head_dim));
-    gate_up = space.take<uint16_t>(b.tokens * (few() ? 2 : 1) * m.inner);
+    gate_up = space.take<uint16_t>(few() ? 0 : b.tokens * m.inner);
+    few_gate_up = space.take<float>(few() ? b.tokens * 2 * m.inner : 0);
     head_ready.values = space.take<uint8_t>((b.wanted_count + 31) / 32 * 32 * m.width * 2);
     head_ready.scale = space.take<float>(b.wanted_count + 32);
     rows = space.take<float>(int64_t(threads) * (widest + 16));
@@ -216,7 +219,7 @@ class Step {
   // The same for rows: `each(t, row)` with scratch memory for one row.
   template <class Each>
   void each_row(int64_t count, Each each) {
-    const int64_t some = count < MANY_ROWS ? FEW_ROWS : SOME_ROWS;
+    const int64_t some = count < MANY_ROWS ? FEW_ROWS : count < 2 * TILE * UNITS_EACH * threads ? TILE : 2 * TILE;
     all((count + some - 1) / some, [&](int64_t unit, int worker) {
       const int64_t end = std_min((unit + 1) * some, count);
       for (int64_t t = unit * some; t < end; ++t) each(t, rows + worker * row_stride);
@@ -226,7 +229,8 @@ class Step {
   template <class Out>
   void product(const Product& p, const Ready& x, int64_t count, const Out& out) {
     if (count == 0) return;
-    all(units_of(p, count), [&](int64_t unit, int) { multiply(p, x.values, count, x.scale, out, unit); });
+    const int64_t block = threads > FEW_THREADS ? ROW_BLOCK / 2 : ROW_BLOCK;
+    all(units_of(p, count, block), [&](int64_t unit, int) { multiply(p, x.values, count, x.scale, out, unit, block); });
   }
 
   static int64_t std_min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -246,7 +250,7 @@ class Step {
     product(l.o, ready, b.tokens, AddToFloat32{b.hidden, m.width});
     norm_all(l.norm_mlp, l.gate_up.eight);
     if (few())
-      product(l.gate_up, ready, b.tokens, ToBfloat16{gate_up, 2 * m.inner});
+      product(l.gate_up, ready, b.tokens, ToFloat32{few_gate_up, 2 * m.inner});
     else
       product(l.gate_up, ready, b.tokens, GateToBfloat16{gate_up, m.inner});
     each_row(b.tokens, [&](int64_t t, float* row) {
@@ -335,9 +339,11 @@ class Step {
       for (int64_t i = 0; i < m.inner; i += 16) _mm512_storeu_ps(row + i, wide_at(gate_up + t * m.inner + i));
       return;
     }
-    const uint16_t* both = gate_up + t * 2 * m.inner;  // 16 of each in turns
-    for (int64_t i = 0; i < m.inner; i += 16)
-      _mm512_storeu_ps(row + i, gated(wide_at(both + 2 * i), wide_at(both + 2 * i + 16)));
+    const float* both = few_gate_up + t * 2 * m.inner;  // 16 of each in turns
+    for (int64_t i = 0; i < m.inner; i += 16) {
+      const __m512 passed = gated(_mm512_loadu_ps(both + 2 * i), _mm512_loadu_ps(both + 2 * i + 16));
+      _mm512_storeu_ps(row + i, wide((__m256i)_mm512_cvtneps_pbh(passed)));  // rounded as on the other way
+    }
   }
 
   void finish() {
@@ -357,7 +363,7 @@ class Step {
   int64_t group_size, row_stride;
   Ready ready, head_ready;
   uint16_t *qkv, *gate_up;
-  float* rows;
+  float *rows, *few_gate_up;
   std::vector<uint16_t*> query;
   std::vector<float*> lse, out;
   std::vector<int64_t> group_of;

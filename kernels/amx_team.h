@@ -69,7 +69,7 @@ class Team {
     while (made_ < helpers) {
       try {
         std::thread([this, worker = made_ + 1] { help(worker); }).detach();
-      } catch (const std::system_error&) {
+      } catch (const std::exception&) {
         break;  // no more threads to be had: those that there are do
       }
       ++made_;
