@@ -302,7 +302,9 @@ class _Api:
         question: the instructions in front are the server's and shared by everybody."""
         system = "\n\n".join(m.content for m in body.messages if m.role in ("system", "developer"))
         talk = [m for m in body.messages if m.role in ("user", "assistant")]
-        if not talk or talk[-1].role != "user" or not talk[-1].content.strip():
+        if talk and talk[-1].role == "user" and not talk[-1].content.strip():
+            raise QuestionRefused("The question (the last message) is empty.")
+        if not talk or talk[-1].role != "user":
             raise QuestionRefused(f"The last message to {SEARCHING_MODEL} must be a question from the user.")
         limit, sent = self._runtime.settings.max_question_chars, len(talk[-1].content.strip())
         if sent > limit:

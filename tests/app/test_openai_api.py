@@ -147,6 +147,7 @@ async def test_the_searching_model_reads_documents_with_their_scope(
         ({"n": 99}, 422, None),
         ({"temperature": "warm"}, 422, None),
         ({"model": "coread", "messages": [{"role": "assistant", "content": "x"}]}, 422, "invalid_question"),
+        ({"model": "coread", "messages": [{"role": "user", "content": " \n"}]}, 422, "invalid_question"),
     ],
 )
 async def test_refusals_are_error_objects(
