@@ -298,7 +298,7 @@ class Runtime:
             async with asyncio.timeout(SUGGESTED_WAIT_S):
                 for done, id in enumerate(documents):
                     self._detail = (
-                        "Warming up: reading the documents behind the suggested questions "
+                        "Warming up: indexing the documents behind the suggested questions "
                         f"({done:,} of {len(documents):,})."
                     )
                     await knowledge.wait_seeded(id)

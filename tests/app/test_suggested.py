@@ -102,7 +102,7 @@ async def test_ready_waits_for_the_documents_behind_suggested_questions(
     await asyncio.to_thread(embedder.asked.wait, 60)
     assert not runtime.ready
     await asyncio.wait_for(reading.wait(), 60)
-    assert runtime.detail == ("Warming up: reading the documents behind the suggested questions (0 of 1).")
+    assert runtime.detail == ("Warming up: indexing the documents behind the suggested questions (0 of 1).")
     transport = httpx.ASGITransport(create_app(runtime, gr.Blocks()), client=("127.0.0.1", 50_000))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7860") as client:
         answer = await client.get("/readyz")
