@@ -223,12 +223,11 @@ template <bool EIGHT, class Out>
 inline void multiply_as(const Product& p, const uint8_t* x, int64_t rows, const float* row_scale, const Out& out,
                         int64_t unit, int64_t block) {
   const int64_t tiles = p.out / TILE;
-  const auto least = [](int64_t a, int64_t b) { return a < b ? a : b; };
   if (rows <= TILE)
-    return multiply_few<EIGHT>(p, x, rows, row_scale, out, unit * FEW_COLUMNS, least((unit + 1) * FEW_COLUMNS, tiles));
+    return multiply_few<EIGHT>(p, x, rows, row_scale, out, unit * FEW_COLUMNS, std::min((unit + 1) * FEW_COLUMNS, tiles));
   const int64_t across = (tiles + MANY_COLUMNS - 1) / MANY_COLUMNS;
   const int64_t first = unit % across * MANY_COLUMNS, top = unit / across * block;
-  multiply_many<EIGHT>(p, x, row_scale, out, top, least(top + block, rows), first, least(first + MANY_COLUMNS, tiles));
+  multiply_many<EIGHT>(p, x, row_scale, out, top, std::min(top + block, rows), first, std::min(first + MANY_COLUMNS, tiles));
 }
 
 // One of `units_of(p, rows, block)` units, on a thread with tiles in use. `x`: rows of `p.in` int8 or bfloat16 in tiles

@@ -165,7 +165,7 @@ class Step {
     Memory space{memory};
     const int64_t padded = (b.tokens + 31) / 32 * 32, attended = m.q_heads * m.head_dim;
     group_size = m.q_heads / m.kv_heads;
-    const int64_t widest = std_max(std_max(m.width, attended), m.inner);
+    const int64_t widest = std::max(std::max(m.width, attended), m.inner);
     ready.values = space.take<uint8_t>(padded * widest * 2);
     ready.scale = space.take<float>(padded);
     qkv = space.take<uint16_t>(b.tokens * (attended + 2 * m.kv_heads * m.head_dim));
@@ -208,8 +208,6 @@ class Step {
   }
 
  private:
-  static int64_t std_max(int64_t a, int64_t b) { return a > b ? a : b; }
-
   // Every unit of an operation; `each(unit, worker)` in any order, on any thread.
   template <class Each>
   void all(int64_t units, Each each) {
@@ -221,7 +219,7 @@ class Step {
   void each_row(int64_t count, Each each) {
     const int64_t some = count < MANY_ROWS ? FEW_ROWS : count < 2 * TILE * UNITS_EACH * threads ? TILE : 2 * TILE;
     all((count + some - 1) / some, [&](int64_t unit, int worker) {
-      const int64_t end = std_min((unit + 1) * some, count);
+      const int64_t end = std::min((unit + 1) * some, count);
       for (int64_t t = unit * some; t < end; ++t) each(t, rows + worker * row_stride);
     });
   }
@@ -232,8 +230,6 @@ class Step {
     const int64_t block = threads > FEW_THREADS ? ROW_BLOCK / 2 : ROW_BLOCK;
     all(units_of(p, count, block), [&](int64_t unit, int) { multiply(p, x.values, count, x.scale, out, unit, block); });
   }
-
-  static int64_t std_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
   void compute(int64_t layer) {
     const Layer& l = m.layer[layer];
