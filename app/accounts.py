@@ -145,6 +145,11 @@ class Accounts:
     def _presented(self, headers: Mapping[str, str]) -> bytes:
         return hash_secret(cookie_parser(headers.get("cookie", "")).get(self._cookie, ""))
 
+    def locked(self, id: str) -> bool:
+        """True for an account that was locked; no account is none that was."""
+        account = self._accounts.get(id)
+        return account is not None and account.disabled is not None
+
     def role_of(self, id: str) -> Role | None:
         """An account's role; None for one that is disabled or does not exist."""
         account = self._accounts.get(id)

@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from app.errors import NotFoundHere, QuestionRefused, TurnRunning
+from app.errors import NotFoundHere, QuestionRefused, SignedOut, TurnRunning
 from app.knowledge import Knowledge, questions_about, shown_of
 from app.limits import Limits
 from app.live import HEARTBEAT_S, LiveTurn
@@ -70,9 +70,12 @@ class Chat:
         store: Store,
         prompter: Prompter,
         limits: Limits,
+        may_act: Callable[[Principal], bool],
     ) -> None:
+        """`may_act(principal)`: False once a person's account was locked."""
         self._settings, self._engine, self._store = settings, engine, store
         self._knowledge, self._prompter, self._limits = knowledge, prompter, limits
+        self._may_act = may_act
         self._turns: dict[str, Turn] = {}
         self._live: dict[str, LiveTurn] = {}
         self.grace_s = GRACE_S
@@ -165,6 +168,20 @@ class Chat:
             if turn.generation is not None:
                 turn.generation.abort()
 
+    def end_turns_of(self, account: str) -> None:
+        """End what a locked account has running, its second reader too; what was written is kept. A turn that
+        has not come to the engine yet sees for itself (`_require`)."""
+        for turn in list(self._turns.values()):
+            if turn.payer.id == account:
+                turn.stopped = True
+                if turn.generation is not None:
+                    turn.generation.abort()
+
+    def _require(self, turn: Turn) -> None:
+        """Raises `SignedOut` where the account that asks was locked meanwhile."""
+        if not self._may_act(turn.payer):
+            raise SignedOut("Sign in first: your account was locked.")
+
     async def delete(self, principal: Principal, conversation_id: str) -> None:
         """Delete a conversation, ending its turn and giving its place in memory up."""
         await self._store.conversation(principal, conversation_id)
@@ -251,10 +268,12 @@ class Chat:
         look: Look | None = None
         preparing = asyncio.ensure_future(self._prepare(turn))
         try:
+            self._require(turn)
             yield Stage("searching", phrase("stage.searching"))
             while not (await asyncio.wait({preparing}, timeout=HEARTBEAT_S))[0]:
                 yield Stage("searching", phrase("stage.searching"))
             built = preparing.result()
+            self._require(turn)
             yield Found(
                 await self._sources(
                     turn,

@@ -74,6 +74,8 @@ def ask(
 ) -> None:
     """Ask the documents; JSON keys: answer, status, sources, receipt, notes."""
     from app.client import run_ask
+    from app.pages.transcript import mark_words, sentences_line
+    from app.pages.words import ENGLISH
 
     result = _guarded(lambda: run_ask(load_settings(data_dir=data_dir), question, document))
     if as_json:
@@ -81,11 +83,14 @@ def ask(
         return
     typer.echo(result["answer"])
     for source in result["sources"]:
-        where = " · ".join(part for part in (source["title"], source["section"]) if part)
+        mark = mark_words(source["verdict"], ENGLISH)
+        where = " · ".join(part for part in (source["title"], source["section"], mark) if part)
         typer.echo(f"  [{source['number']}] {where}")
     for note in result["notes"]:
         typer.echo(f"  note: {note}")
     receipt = result["receipt"] or {}
+    if told := sentences_line(receipt.get("sentences"), ENGLISH):
+        typer.echo(f"  {told.strip('*')}")
     if receipt:
         typer.echo(
             f"  {receipt['reused_tokens']:,} of {receipt['prompt_tokens']:,} prompt tokens from memory, "

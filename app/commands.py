@@ -11,9 +11,11 @@ from app.runtime import Runtime
 from app.store import EVERYBODY
 from app.updates import Finished, Source
 from rag.errors import DuplicateDocument
+from rag.split import below
 
 
-def _source(source: Source) -> dict[str, Any]:
+def source_json(source: Source) -> dict[str, Any]:
+    """A source for programs."""
     return {
         "number": source.number,
         "document": source.document_id,
@@ -43,7 +45,7 @@ async def ask(
                 return {
                     "answer": update.message.text,
                     "status": update.message.status,
-                    "sources": [_source(source) for source in update.sources],
+                    "sources": [source_json(source) for source in update.sources],
                     "receipt": update.message.receipt,
                     "notes": list(update.notes),
                 }
@@ -66,7 +68,7 @@ async def search(runtime: Runtime, principal: Principal, query: str, limit: int)
             {
                 "document": hit.document_id,
                 "title": hit.title or hit.name,
-                "section": hit.section_title,
+                "section": below(hit.title or hit.name, hit.section_title) or None,
                 "page": hit.page,
                 "start": hit.start,
                 "end": hit.end,

@@ -58,6 +58,7 @@ class ApiKeys:
         """`role_of(account)` is an account's role, None where it may not act (any more)."""
         self._db, self._role_of = database, role_of
         self._by_hash: dict[bytes, ApiKey] = {}
+        self._watching: set[Callable[[], None]] = set()
 
     async def open(self) -> None:
         sql = (
@@ -123,12 +124,23 @@ class ApiKeys:
         if not found:
             raise NotFoundHere("There is no such key.")
         del self._by_hash[found[0]]  # first: a refusal must not wait for the disk
+        self._tell()
         sql = "UPDATE app_keys SET revoked = ? WHERE id = ?"
         await self._db.write(lambda c: c.execute(sql, (time.time(), id)).rowcount)
 
     def forget(self, owner: str) -> None:
         """Drop the keys of an account whose lock ends them in the database (see `Accounts.set_disabled`)."""
         self._by_hash = {hashed: key for hashed, key in self._by_hash.items() if key.owner != owner}
+        self._tell()
+
+    def watch(self, ended: Callable[[], None]) -> Callable[[], None]:
+        """Have `ended` called whenever a key has ended, until what is returned is called."""
+        self._watching.add(ended)
+        return lambda: self._watching.discard(ended)
+
+    def _tell(self) -> None:
+        for ended in list(self._watching):
+            ended()
 
 
 def _own_id(key_id: str) -> str:

@@ -19,6 +19,7 @@ from app.store import EVERYBODY, Reference, Store
 from app.updates import Source
 from rag.errors import NotFound
 from rag.records import clean_name
+from rag.split import below
 
 if TYPE_CHECKING:
     from engine.service import EngineService
@@ -169,21 +170,22 @@ class Knowledge:
     @staticmethod
     def _source(reference: Reference, document: DocumentText | None) -> Source:
         if document is not None and document.version != reference.version:
-            title = document.title or document.name
-            return Source(reference.number, reference.document_id, title, "", available=False, replaced=True)
+            named = document.title or document.name
+            return Source(reference.number, reference.document_id, named, "", available=False, replaced=True)
         if document is None:
             return Source(reference.number, reference.document_id, "A document that is gone", "",
                           available=False)  # fmt: skip
         section = next(
             (s for s in reversed(document.sections) if s.start <= reference.start), document.sections[0]
         )
+        title = document.title or document.name
         return Source(
             reference.number,
             reference.document_id,
-            document.title or document.name,
+            title,
             document.text[reference.start : reference.stop],
             page=section.page,
-            section=section.title or None,
+            section=below(title, section.title) or None,
             verdict=reference.verdict,
             found=reference.found,
         )

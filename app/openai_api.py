@@ -2,17 +2,17 @@
 
 Stateless: the client's messages are the conversation, and their text has the scope of the client's own
 account. The model `coread` also searches the collections that the account may read; the language model's
-own name does not.
+own name does not. Choices of `coread` carry what the page shows under an answer as `citations`, a key beside
+OpenAI's: `sources` (as `coread ask --json` has them) and `sentences`, how many bear which mark.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -21,28 +21,20 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from app.commands import source_json
 from app.errors import AppError, NotFoundHere, QuestionRefused
 from app.http_errors import as_refusal, as_response, maximum_context
-from app.limits import MeteredGeneration
+from app.knowledge import shown_of
+from app.openai_call import Call, Choice, Prompt, event_of
 from app.openai_schema import ApiRefusal, ChatRequest
 from app.pages.words import phrase
 from app.principal import Principal
+from app.prompting import Built
 from app.refusal import CLOSEST, refusal_text
 from app.runtime import Runtime
+from app.store import Reference
 from app.text import broken, may_be_broken
-from engine.errors import EngineError
-from engine.types import (
-    Delta,
-    Done,
-    Event,
-    Failed,
-    GenerationRequest,
-    Receipt,
-    Scope,
-    Segment,
-    TokenLogprob,
-)
-from rag.errors import RagError
+from engine.types import Delta, Done, GenerationRequest, Scope, Segment
 from rag.prompt import Turn
 
 SEARCHING_MODEL = "coread"
@@ -50,11 +42,11 @@ SEARCHING_MODEL = "coread"
 _DEFAULT_TOKENS = 1_024
 #: Log-probabilities of an answer that is kept until it is whole: some 100 bytes each, in memory and as text.
 _MAX_LOGPROBS = 250_000
-#: No line ends in an event stream, but some clients' ways of reading lines take them for such (Python's
-#: `str.splitlines`, JavaScript before 2019). JSON escapes all the others by itself.
-_LINE_ENDS = (("\x85", "\\u0085"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 #: Methods that are answered with the error object where there is no route for them.
 _METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+#: Characters of a request's answers that are compared with their sources. A program may ask for answers as
+#: long as the context, and each sentence costs a look at every place in the prompt.
+MOST_COMPARED = 6_000
 #: Characters of a name that a client sent that are said back to it.
 _SHOWN = 200
 #: How often a client that does not stream is checked for having gone away.
@@ -82,6 +74,16 @@ def openai_router(runtime: Runtime) -> APIRouter:
     async def completions(body: ChatRequest, request: Request) -> Response:
         principal = runtime.identify("api", request)
         call = await api.begin(principal, body)
+
+        def some_key_ended() -> None:
+            """What runs ends with its key, and with the account of it."""
+            try:
+                runtime.identify("api", request)
+            except AppError as error:
+                call.refuse(error)
+
+        call.unwatch = runtime.keys.watch(some_key_ended)
+        some_key_ended()  # one did, perhaps, while the request was laid out
         if body.stream:
             return _Stream(call, api.stream(call))
         answer = await api.complete(call, request)
@@ -133,41 +135,11 @@ def _takes(route: BaseRoute, path: str, method: str) -> bool:
     return route.matches(scope)[0] is Match.FULL
 
 
-@dataclass(slots=True)
-class _Choice:
-    """What has come of one choice so far."""
-
-    text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: str | None = None
-    tokens: int = 0
-    receipt: Receipt | None = None
-
-
-@dataclass(slots=True)
-class _Call:
-    """One running request."""
-
-    id: str
-    model: str
-    created: int
-    body: ChatRequest
-    #: None where the documents do not seem to say: then `said` is the answer.
-    generation: MeteredGeneration | None
-    headers: dict[str, str]
-    choices: dict[int, _Choice]
-    said: str = ""
-
-    def abort(self) -> None:
-        if self.generation is not None:
-            self.generation.abort()
-
-
 class _Stream(StreamingResponse):
     """A stream whose request ends with it. A client that is gone before the first chunk is sent leaves a
     generator that was never begun, and such a one has no end of its own."""
 
-    def __init__(self, call: _Call, chunks: AsyncIterator[str]) -> None:
+    def __init__(self, call: Call, chunks: AsyncIterator[str]) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"} | call.headers
         super().__init__(chunks, media_type="text/event-stream", headers=headers)
         self._call = call
@@ -176,19 +148,12 @@ class _Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._call.abort()
+            self._call.end()
 
 
-async def _events(call: _Call) -> AsyncIterator[Event]:
-    """What the engine tells of a request, or what it would tell had it written what is said instead."""
-    if call.generation is not None:
-        async for event in call.generation:
-            yield event
-        return
-    nothing = Receipt(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, 0, 0.0, 0.0, None, 0.0)
-    for index in call.choices:
-        yield Delta(index, call.said, ())
-        yield Done(index, "stop", call.said, (), nothing)
+def _closest(built: Built) -> list[Reference]:
+    """What came closest to a question that the documents do not seem to answer."""
+    return [p.span.reference(n, p.zone, CLOSEST, p.found) for n, p in enumerate(built.placed, 1)]
 
 
 class _Api:
@@ -213,7 +178,7 @@ class _Api:
 
     # -- the request -------------------------------------------------------------------------------------
 
-    async def begin(self, principal: Principal, body: ChatRequest) -> _Call:
+    async def begin(self, principal: Principal, body: ChatRequest) -> Call:
         """Check, lay out and submit; every refusal happens here, before a stream has begun."""
         body.refuse_unsupported()
         engine = self._runtime.engine
@@ -244,14 +209,12 @@ class _Api:
         with self._runtime.limits.place(engine, principal.id):
             return await self._submit(principal, body, asked, context)
 
-    async def _submit(
-        self, principal: Principal, body: ChatRequest, asked: int | None, context: int
-    ) -> _Call:
+    async def _submit(self, principal: Principal, body: ChatRequest, asked: int | None, context: int) -> Call:
         """Lay out and hand to the engine, within a context of `context` tokens."""
         settings = self._runtime.settings
         default = settings.answer_tokens if body.model == SEARCHING_MODEL else _DEFAULT_TOKENS
-        segments, said, read = await self._segments(principal, body, asked or default)
-        length = sum(len(segment.tokens) for segment in segments)
+        prompt = await self._prompt(principal, body, asked or default)
+        length = sum(len(segment.tokens) for segment in prompt.segments)
         room = max(1, context - length)
         sampling = body.sampling(settings.temperature, asked or min(default, room))
         kept = body.n * sampling.max_tokens * (sampling.logprobs + 1) if sampling.logprobs is not None else 0
@@ -262,13 +225,13 @@ class _Api:
                 code="invalid_value", param="top_logprobs",
             )  # fmt: skip
         id = f"chatcmpl-{secrets.token_hex(12)}"
-        choices = {index: _Choice() for index in range(body.n)}
-        if said:
-            return _Call(id, body.model, int(time.time()), body, None, {}, choices, said)
+        choices = {index: Choice() for index in range(body.n)}
+        if prompt.said:
+            return Call(id, body.model, int(time.time()), body, prompt, None, {}, choices, principal)
         generation = await self._runtime.limits.submit(
             self._runtime.engine,
             GenerationRequest(
-                segments=segments,
+                segments=prompt.segments,
                 sampling=sampling,
                 principal=principal.id,
                 conversation=id,
@@ -277,27 +240,26 @@ class _Api:
             ),
         )
         try:
-            if await self._runtime.knowledge.forget_stale(read):
+            if await self._runtime.knowledge.forget_stale(prompt.read):
                 raise NotFoundHere(phrase("refused.document_changed"))
         except BaseException:
             generation.abort()
             raise
         headers = self._runtime.limits.token_headers(principal.id)
-        return _Call(id, body.model, int(time.time()), body, generation, headers, choices)
+        # The engine has the tokens now; nobody needs them twice.
+        prompt = replace(prompt, segments=(), built=prompt.built and replace(prompt.built, segments=()))
+        return Call(
+            id, body.model, int(time.time()), body, prompt, generation, headers, choices, principal,
+            self._runtime.engine.tokenizer,
+        )  # fmt: skip
 
-    async def _segments(
-        self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> tuple[Sequence[Segment], str, frozenset[tuple[str, int]]]:
-        """The prompt, or what is said in the place of an answer; and the documents that were read, each with
-        its version."""
+    async def _prompt(self, principal: Principal, body: ChatRequest, answer_tokens: int) -> Prompt:
         if body.model == SEARCHING_MODEL:
             return await self._searched(principal, body, answer_tokens)
         ids = await asyncio.to_thread(self._runtime.message_encoder.encode, body.messages, principal.id)
-        return [Segment(ids, Scope.account(principal.id), "messages")], "", frozenset()
+        return Prompt([Segment(ids, Scope.account(principal.id), "messages")])
 
-    async def _searched(
-        self, principal: Principal, body: ChatRequest, answer_tokens: int
-    ) -> tuple[Sequence[Segment], str, frozenset[tuple[str, int]]]:
+    async def _searched(self, principal: Principal, body: ChatRequest, answer_tokens: int) -> Prompt:
         """Documents in front, as on the page. The client's system text is its own and stands with its first
         question: the instructions in front are the server's and shared by everybody."""
         system = "\n\n".join(m.content for m in body.messages if m.role in ("system", "developer"))
@@ -322,144 +284,77 @@ class _Api:
             account=principal.id, spans=None, answer_tokens=answer_tokens, earlier=turns[:-1],
         )  # fmt: skip
         if not built.refused:
-            return built.segments, "", built.read
-        closest = [p.span.reference(n, p.zone, CLOSEST, p.found) for n, p in enumerate(built.placed, 1)]
-        return (), refusal_text(await self._runtime.knowledge.sources_in(readable, closest)), built.read
+            return Prompt(built.segments, "", built.read, built, readable)
+        closest = await self._runtime.knowledge.sources_in(readable, _closest(built))
+        return Prompt((), refusal_text(closest), built.read, built, readable)
 
     # -- the answer --------------------------------------------------------------------------------------
 
-    async def stream(self, call: _Call) -> AsyncIterator[str]:
+    async def stream(self, call: Call) -> AsyncIterator[str]:
         """Server-sent events. A client that leaves closes this generator, and the request is aborted."""
         usage = bool(call.body.stream_options and call.body.stream_options.include_usage)
         try:
             for index in call.choices:
-                yield self._chunk(call, index, {"role": "assistant", "content": ""})
-            async for event in _events(call):
-                self._apply(call, event, keep=False)
+                yield call.chunk(index, {"role": "assistant", "content": ""})
+            async for event in call.events():
+                call.check()
+                call.note(event, keep=False)
                 match event:
                     case Delta():
-                        logprobs = self._logprobs(call, event.logprobs)
-                        yield self._chunk(call, event.choice, {"content": event.text}, logprobs=logprobs)
+                        logprobs = call.logprobs(event.logprobs)
+                        yield call.chunk(event.choice, {"content": event.text}, logprobs=logprobs)
                     case Done():
-                        finish = call.choices[event.choice].finish
-                        yield self._chunk(call, event.choice, {}, finish=finish)
+                        choice = call.choices[event.choice]
+                        await self._cite(call, choice)
+                        call.check()
+                        yield call.chunk(event.choice, {}, finish=choice.finish, citations=choice.citations)
             if usage:
-                yield self._event(self._frame(call, []) | {"usage": self._usage(call)})
+                yield event_of(call.frame([]) | {"usage": call.usage()})
             yield "data: [DONE]\n\n"
-        except (AppError, EngineError, RagError) as error:
-            yield self._event(as_refusal(error).body())
+        except Exception as error:  # a stream that has begun can tell only so
+            yield event_of(as_refusal(error).body())
         finally:
-            call.abort()
+            call.end()
 
-    async def complete(self, call: _Call, request: Request) -> str:
+    async def complete(self, call: Call, request: Request) -> str:
         """The whole answer at once, as JSON; given up when the client has gone."""
         collecting = asyncio.ensure_future(self._collect(call))
+        gone = False
         try:
             while not (await asyncio.wait({collecting}, timeout=_LOOK_S))[0]:
                 if await request.is_disconnected():
+                    gone = True
                     call.abort()
             collecting.result()
+            call.check()
+            for choice in () if gone else call.choices.values():
+                await self._cite(call, choice)
+            call.check()
         finally:
-            call.abort()
+            call.end()
             collecting.cancel()
-        return await asyncio.to_thread(self._whole, call)
+        return await asyncio.to_thread(call.whole)
 
-    def _whole(self, call: _Call) -> str:
-        """In a thread: a quarter of a million log-probabilities would hold up every page."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(call, choice.logprobs),
-                "finish_reason": choice.finish,
-            }
-            for index, choice in call.choices.items()
-        ]
-        answer = self._frame(call, choices, "chat.completion") | {"usage": self._usage(call)}
-        return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    async def _cite(self, call: Call, choice: Choice) -> None:
+        """Find what a finished answer of `coread` leans on, in what its principal may still read. All choices
+        of a request cost no more than one; those that say the same are compared once."""
+        prompt = call.prompt
+        if prompt.built is None:
+            return
+        for other in call.choices.values():
+            if other.citations is not None and other.text == choice.text:
+                choice.citations = other.citations
+                return
+        if prompt.said:
+            references, sentences = _closest(prompt.built), {}
+        else:
+            most = MOST_COMPARED // call.body.n
+            cited = await self._runtime.prompter.attribute(choice.text, prompt.built, most)
+            references, sentences = shown_of(cited.references), cited.sentences
+        readable = prompt.readable & await self._runtime.store.readable(call.principal)
+        sources = await self._runtime.knowledge.sources_in(readable, references)
+        choice.citations = {"sources": [source_json(source) for source in sources], "sentences": sentences}
 
-    async def _collect(self, call: _Call) -> None:
-        async for event in _events(call):
-            self._apply(call, event, keep=True)
-
-    @staticmethod
-    def _apply(call: _Call, event: Event, *, keep: bool) -> None:
-        """Note what an event says; `keep` its text and log-probabilities for an answer that is sent whole."""
-        match event:
-            case Delta() if keep:
-                choice = call.choices[event.choice]
-                choice.text += event.text
-                choice.logprobs += event.logprobs
-            case Done():
-                choice = call.choices[event.choice]
-                choice.text, choice.tokens, choice.receipt = event.text, len(event.tokens), event.receipt
-                choice.finish = "length" if event.reason == "length" else "stop"
-            case Failed():
-                raise event.error
-
-    @staticmethod
-    def _usage(call: _Call) -> dict[str, Any]:
-        """Counts of the engine. A prompt is computed once for all its choices, and counted once."""
-        receipts = [c.receipt for c in call.choices.values() if c.receipt is not None]
-        prompt = receipts[0].prompt_tokens if receipts else 0
-        written = sum(receipt.output_tokens for receipt in receipts)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": min((r.reused_tokens for r in receipts), default=0)},
-        }
-
-    def _logprobs(self, call: _Call, items: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not call.body.logprobs:
-            return None
-        wanted = call.body.top_logprobs or 0
-        texts: dict[int, str] = {}
-
-        def token(id: int, logprob: float) -> dict[str, Any]:
-            if id not in texts:
-                texts[id] = str(self._runtime.engine.tokenizer.decode([id]))
-            text = texts[id]
-            # JSON has no infinity; this is how OpenAI writes it.
-            logprob = max(logprob, -9999.0)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}
-
-        return {
-            "content": [
-                {
-                    **token(item.token, item.logprob),
-                    "top_logprobs": [token(id, value) for id, value in item.top[:wanted]],
-                }
-                for item in items
-            ],
-            "refusal": None,
-        }
-
-    @staticmethod
-    def _frame(call: _Call, choices: list[Any], kind: str = "chat.completion.chunk") -> dict[str, Any]:
-        return {
-            "id": call.id,
-            "object": kind,
-            "created": call.created,
-            "model": call.model,
-            "choices": choices,
-        }
-
-    def _chunk(
-        self,
-        call: _Call,
-        index: int,
-        delta: dict[str, Any],
-        *,
-        finish: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._event(self._frame(call, [choice]))
-
-    @staticmethod
-    def _event(value: dict[str, Any]) -> str:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        for code, escaped in _LINE_ENDS:
-            text = text.replace(code, escaped)
-        return f"data: {text}\n\n"
+    async def _collect(self, call: Call) -> None:
+        async for event in call.events():
+            call.note(event, keep=True)

@@ -53,11 +53,34 @@ class AnswerMessage(BaseModel):
     refusal: str | None
 
 
+class CitedSource(BaseModel):
+    """A place in a document; `text` is "" where it is gone meanwhile."""
+
+    number: int
+    document: str
+    title: str
+    section: str | None
+    page: int | None
+    verdict: str | None
+    text: str
+
+
+class Citations(BaseModel):
+    """What an answer leans on, and how many of its sentences bear which mark; of its first 6,000 characters,
+    which the choices of a request share."""
+
+    sources: list[CitedSource]
+    sentences: dict[str, int]
+
+
 class AnswerChoice(BaseModel):
+    """`citations` is there where the knowledge base was searched: with the model `coread`."""
+
     index: int
     message: AnswerMessage
     logprobs: dict[str, Any] | None
     finish_reason: str
+    citations: Citations | None = None
 
 
 class PromptDetails(BaseModel):

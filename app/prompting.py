@@ -24,7 +24,7 @@ from app.settings import Settings
 from app.store import Message, Ranking, Reference, Zone
 from engine.errors import ContextTooLong
 from engine.types import Scope, Segment
-from rag.cite import attribute
+from rag.cite import attribute, sentences
 from rag.order import CANDIDATES, needed
 from rag.prompt import Prompt, PromptDocument, PromptLayout, PromptSegment, Turn
 from rag.rerank import LEG as RERANKED
@@ -323,9 +323,14 @@ class Prompter:
 
     # -- what the answer leans on ------------------------------------------------------------------------
 
-    async def attribute(self, answer: str, built: Built) -> Cited:
+    async def attribute(self, answer: str, built: Built, most: int | None = None) -> Cited:
         """What an answer leans on: the references to store with it, first the sources that are shown, best
-        support first, then what stood in the prompt; and the verdicts of its sentences."""
+        support first, then what stood in the prompt; and the verdicts of its sentences. `most`: characters
+        of its beginning that are looked at; None for all of them."""
+        if most is not None and len(answer) > most:
+            spans = sentences(answer[:most])
+            # Without the sentence that was cut, unless there is no other.
+            answer = answer[: spans[-1][0]] if len(spans) > 1 else answer[:most]
         shown, verdicts = await asyncio.to_thread(self._cited, answer, built.placed)
         if not shown:
             shown = [(placed.span, "unsupported", placed.found) for placed in built.placed]
@@ -340,8 +345,8 @@ class Prompter:
         """A place that several sentences lean on is marked as the weakest of them: a mark that is good for
         one of them only would vouch for the others."""
         found: list[_Shown] = []
-        sentences = attribute(answer, placed)
-        for sentence in sentences:
+        compared = attribute(answer, placed)
+        for sentence in compared:
             if sentence.source is None:
                 continue
             source = placed[sentence.source]
@@ -360,7 +365,7 @@ class Prompter:
             else:
                 found.append((span, sentence.verdict, source.found))
         found.sort(key=lambda item: -_STRENGTH.index(item[1]))
-        return found[:_MAX_SOURCES], Counter(sentence.verdict for sentence in sentences)
+        return found[:_MAX_SOURCES], Counter(sentence.verdict for sentence in compared)
 
 
 def _surroundings(text: str, start: int, stop: int) -> tuple[int, int]:

@@ -254,7 +254,9 @@ class Runtime:
         await engine.wait_ready()
         self._prompter = await _whole(Prompter.create, self.settings, engine, knowledge)
         self._encoder = MessageEncoder(engine.tokenizer)
-        self._chat = Chat(self.settings, engine, knowledge, store, self._prompter, self.limits)
+        self._chat = Chat(
+            self.settings, engine, knowledge, store, self._prompter, self.limits, self._may_act
+        )  # fmt: skip
         library.library.on_delete(self._forget)
         await self._open_shelf()
 
@@ -276,6 +278,7 @@ class Runtime:
         keys = ApiKeys(database, accounts.role_of)
         await keys.open()
         accounts.on_lock(keys.forget)
+        accounts.on_lock(self._end_turns_of)
         self._accounts = self.access.sessions = accounts
         self._keys = self.access.keys = keys
         if not self.settings.open_to_all and accounts.setup_token is not None:
@@ -369,6 +372,13 @@ class Runtime:
         """True while somebody's answer is computed: uploads then wait a little with their own work."""
         engine = self._engine
         return engine is not None and engine.status().running > 0
+
+    def _may_act(self, principal: Principal) -> bool:
+        return not self.accounts.locked(principal.id)
+
+    def _end_turns_of(self, account: str) -> None:
+        if self._chat is not None:
+            self._chat.end_turns_of(account)
 
     def _forget(self, document: str) -> None:
         """A document's text is gone: so must be what the engine keeps of it."""

@@ -271,7 +271,11 @@ def report(found: dict[str, Any]) -> list[str]:
         f"{found['document_tokens']:,} tokens in common in {counted(found['documents'], 'document')}, "
         f"{found['own_tokens']:,} of each reader's own:",
     ]
+    notes = {
+        "contiguous": f", for a whole context of {found['max_context']:,} tokens",
+        "shared": f" beside {size(found['document_bytes'])} a document, once",
+    }
     for name, key in rows:
-        extra = f" beside {size(found['document_bytes'])} a document, once" if name == "shared" else ""
-        lines.append(f"  {name:<11}{found[f'{name}_users']:>8,} readers, {size(found[key])} each{extra}")
+        note = notes.get(name, "")
+        lines.append(f"  {name:<11}{found[f'{name}_users']:>8,} readers, {size(found[key])} each{note}")
     return lines

@@ -13,8 +13,8 @@ StageName = Literal["searching", "waiting", "reading", "writing"]
 @dataclass(frozen=True, slots=True)
 class Source:
     """One numbered source as it is shown. `text` is "" and `available` False where the document is gone or
-    may no longer be read: a tombstone; `replaced` where a newer version stands in its place. `found` says how
-    search found it, if it did."""
+    may no longer be read: a tombstone; `replaced` where a newer version stands in its place. `section`: the
+    headings below the title that it stands under. `found` says how search found it, if it did."""
 
     number: int
     document_id: str

@@ -3,6 +3,7 @@
 FOLDER holds `compare.py`, which starts every engine anew for every workload, replays a cold and a warm pass,
 and writes one JSON object a pass. Here it is told how to serve Coread, its rows are gathered, every figure
 becomes a ratio to the better of the rival's set-ups *in the same run*; the median over the runs is shown.
+The first start of each engine, with an empty cache, happens once a comparison: `--starts` makes more of them.
 Greedy decoding, equal bytes of KV cache, no cache of answers: the warm pass asks other questions.
 
     python -m bench.peers FOLDER                     # the five workloads, three runs: more than an hour
@@ -37,6 +38,10 @@ MODEL = "SmolLM2-135M-Instruct"
 VLLM = ("vllm", "vllm-b32")
 LLAMA = ("llamacpp",)
 OURS = "ours"
+#: The key of the figure, and what the names of the comparisons begin with that are made for it alone.
+START = "start_s"
+#: Key of a row: by which call of `compare.py` it was measured.
+COMPARISON = "comparison"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ GOALS = (
     Goal("zipf, cold, TTFT p95", "zipf", "cold", "ttft_p95_s", VLLM, False, 3.0, 6.0),
     Goal("short, output tokens/s", "short", "cold", "output_tok_per_s", VLLM, True, 1.2, 1.5),
     Goal("single, output tokens/s", "single", "cold", "output_tok_per_s", LLAMA, True, 0.8, 1.2),
-    Goal("process start to first token", "", "", "start_s", VLLM, False, 5.0, 10.0),
+    Goal("process start to first token", "", "", START, VLLM, False, 5.0, 10.0),
     Goal("proportional memory beside the KV pool", "", "", "pss_mib", VLLM, False, 1 / 0.7, 2.0),
 )
 
@@ -90,6 +95,11 @@ def lines(rows: Rows) -> list[Line]:
 
 
 def _line(goal: Goal, rows: Rows) -> Line | None:
+    if goal.key == START:
+        # One first start a comparison, whatever it replays: another comparison is another run.
+        rows = [{**row, "run": row[COMPARISON]} for row in rows]
+    else:
+        rows = [row for row in rows if not row[COMPARISON].startswith(START)]
     runs = sorted({row["run"] for row in rows})
     found: list[tuple[float, float, str, float]] = []
     for run in runs:
@@ -122,6 +132,9 @@ def _value(goal: Goal, rows: Rows, engine: str, run: int) -> float | None:
     same = [row for row in rows if row["engine"] == engine and row["run"] == run]
     if goal.workload:
         same = [row for row in same if (row["workload"], row["which"]) == (goal.workload, goal.which)]
+    if not goal.workload:  # beside the rival, in the same comparison
+        beside = {row[COMPARISON] for row in rows if row["engine"] in goal.rivals}
+        same = [row for row in same if row[COMPARISON] in beside]
     values = [float(row[goal.key]) for row in same if not row["errors"] and row[goal.key] is not None]
     if not values or any(math.isnan(value) for value in values):
         return None
@@ -139,8 +152,10 @@ def table(measured: Sequence[Line]) -> str:
 
 
 def serve_command(port: str, data_dir: str, speculation: bool) -> str:
-    """How Coread is served for the comparison: no limits for one person, the same bytes of KV."""
+    """How Coread is served for the comparison: no limits for one person, the same bytes of KV, and what it
+    keeps from one start to the next beside its data."""
     environment = {
+        "XDG_CACHE_HOME": f"{data_dir}-cache",
         "COREAD_DATA_DIR": data_dir,
         "COREAD_KV_POOL_BYTES": str(POOL_BYTES),
         "COREAD_MAX_TOKENS_PER_MINUTE": "0",
@@ -154,28 +169,34 @@ def serve_command(port: str, data_dir: str, speculation: bool) -> str:
     return f"/usr/bin/env {settings} {coread} serve --host 127.0.0.1 --port {port}"
 
 
-def measure(folder: Path, workloads: Sequence[str], runs: int, python: str, speculation: bool) -> Rows:
+def measure(
+    folder: Path, workloads: Sequence[str], runs: int, python: str, speculation: bool, starts: int = 1
+) -> Rows:
     """Run `compare.py`; its output goes through.
 
     Raises `subprocess.CalledProcessError` if it ends with an error. Each workload meets the rivals that its
     goals name, and no others: llama.cpp shares nothing between running sequences and would take minutes where
-    many read one document, and nobody compares vLLM where one person is alone.
+    many read one document, and nobody compares vLLM where one person is alone. Where vLLM is met, it and
+    Coread are also started `starts - 1` times more with nothing in their caches.
     """
     rows: list[dict[str, Any]] = []
+    calls: list[tuple[str, Sequence[str], list[str], int]] = []
+    for engines in (LLAMA, VLLM):
+        named = {goal.workload for goal in GOALS if goal.rivals == engines}
+        if chosen := [workload for workload in workloads if workload in named]:
+            calls.append((engines[0], engines, chosen, runs))
+            if engines == VLLM:
+                calls += [(f"{START}-{n}", engines, ["single"], 1) for n in range(1, starts)]
     with tempfile.TemporaryDirectory(prefix="coread-peers-") as work:
-        for engines in (LLAMA, VLLM):
-            named = {goal.workload for goal in GOALS if goal.rivals == engines}
-            chosen = [workload for workload in workloads if workload in named]
-            if not chosen:
-                continue
-            out = Path(work) / f"{engines[0]}.json"
+        for name, rivals, replayed, times in calls:
+            out = Path(work) / f"{name}.json"
             command = [
-                python, str(folder / "compare.py"), *chosen,
-                "--engines", ",".join(engines), "--runs", str(runs), "--out", str(out),
-                "--ours", serve_command("{port}", f"{work}/data", speculation), "--ours-model", MODEL,
+                python, str(folder / "compare.py"), *replayed,
+                "--engines", ",".join(rivals), "--runs", str(times), "--out", str(out),
+                "--ours", serve_command("{port}", f"{work}/{name}", speculation), "--ours-model", MODEL,
             ]  # fmt: skip
             subprocess.run(command, check=True)
-            rows += json.loads(out.read_text("utf-8"))
+            rows += [{**row, COMPARISON: name} for row in json.loads(out.read_text("utf-8"))]
     return rows
 
 
@@ -187,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder with compare.py")
     parser.add_argument("--only", action="append", choices=WORKLOADS, help="a workload; may be repeated")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=3, help="first starts of each engine")
     parser.add_argument("--python", help="interpreter of the peers' environment")
     parser.add_argument("--speculation", action="store_true", help="serve Coread with drafting on")
     parser.add_argument("--add", action="store_true", help="keep what --out has of other workloads")
@@ -198,10 +220,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     home = os.environ.get("PEERS_HOME", str(Path.home() / ".cache" / "peers"))
     python = args.python or f"{home}/venv/bin/python"
     chosen = args.only or list(WORKLOADS)
-    rows = list(measure(args.folder, chosen, args.runs, python, args.speculation))
+    rows = list(measure(args.folder, chosen, args.runs, python, args.speculation, args.starts))
     if args.add and args.out.exists():
         old = json.loads(args.out.read_text("utf-8"))["rows"]
-        rows = [row for row in old if row["workload"] not in chosen] + rows
+        anew = {row[COMPARISON] for row in rows if row[COMPARISON].startswith(START)}
+
+        def stays(row: dict[str, Any]) -> bool:
+            if row[COMPARISON].startswith(START):
+                return row[COMPARISON] not in anew
+            return row["workload"] not in chosen
+
+        rows = [*filter(stays, old), *rows]
     result = lines(rows)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(

@@ -104,6 +104,15 @@ def lead(title: str, section: str) -> str:
     return section if section == title or section.startswith(f"{title} › ") else f"{title} › {section}"
 
 
+def below(title: str, section: str) -> str:
+    """The path of headings below the document's title, for a place where the title stands already; "" where
+    there is none."""
+    rest = section.removeprefix(title)
+    if rest != section and (not rest or _PART.fullmatch(rest)):
+        return rest.strip()
+    return section.removeprefix(f"{title} › ")
+
+
 def heading_over(title: str, section: str) -> str:
     """`lead` in the document's own words: without the number of a part that a long section was cut into."""
     return lead(title, _PART.sub("", section))

@@ -180,9 +180,9 @@ function press(event) {
 document.addEventListener("keydown", press, true);
 
 // Gradio names a message for screen readers by its source text, with every escape in it, and does not say
-// whether a folded part is open. The message's own text is there to be read. Messages are Markdown, which has
-// links only, without a role of their own: those that do something here are buttons. An arrow says nothing, so
-// its hint is its name.
+// whether a folded part or the sidebar is open. The message's own text is there to be read. Messages are
+// Markdown, which has links only, without a role of their own: those that do something here are buttons. An
+// arrow says nothing, so its hint is its name.
 let tidying = 0;
 function tidy() {
   tidying = 0;
@@ -196,6 +196,9 @@ function tidy() {
     link.setAttribute("role", "button");
     if (link.title && !/\p{L}/u.test(link.textContent)) link.setAttribute("aria-label", link.title);
   }
+  for (const side of document.querySelectorAll(".sidebar")) {
+    side.querySelector(".toggle-button")?.setAttribute("aria-expanded", String(side.classList.contains("open")));
+  }
 }
 const watching = new MutationObserver(() => {
   if (!element.isConnected) watching.disconnect();
@@ -203,12 +206,14 @@ const watching = new MutationObserver(() => {
 });
 function watchChat() {
   const chat = document.querySelector("#cr-chat");
-  if (!chat) {
+  const side = document.querySelector(".sidebar");
+  if (!chat || !side) {
     setTimeout(watchChat, 100); // Gradio brings its components in whatever order they load
     return;
   }
   const what = { subtree: true, childList: true, attributes: true, attributeFilter: ["class", "aria-label"] };
   watching.observe(chat, what);
+  watching.observe(side, { attributes: true, attributeFilter: ["class"] });
   tidy();
 }
 watchChat();

@@ -143,6 +143,11 @@ def sentences_line(counts: Mapping[str, int] | None, w: Words) -> str:
     return f"*{w('answer.sentences', n=total, parts=w('answer.comma').join(parts))}*"
 
 
+def mark_words(verdict: str | None, w: Words) -> str:
+    """A source's mark, "✓ verified"; "" where nothing was compared."""
+    return w(f"source.{verdict}") if verdict in _VERDICTS else ""
+
+
 def verdict_words(verdict: str | None, w: Words) -> str:
     """How an answer leans on a passage, with what the word means; "" where nothing was compared."""
     return w(f"source.{verdict}_why") if verdict in _VERDICTS else ""
@@ -168,8 +173,8 @@ def _tools(message: Message, w: Words) -> str:
 
 def _chip(source: Source, message: str, w: Words) -> str:
     """A source on one short line under the answer; a click opens the document there."""
-    mark = f" · {w('source.' + source.verdict)}" if source.verdict in _VERDICTS else ""
-    words = f"{source.number} {render.one_line(_title(source, w), 40)}{mark}"
+    parts = [f"{source.number} {render.one_line(_title(source, w), 40)}", mark_words(source.verdict, w)]
+    words = " · ".join(part for part in parts if part)
     return f"[{words}]({SOURCE_LINK.format(message=message, number=source.number)})"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from app import commands
 from app.chat import Invitation
-from app.errors import NotFoundHere, QuestionRefused, TurnRunning
+from app.errors import NotFoundHere, QuestionRefused, SignedOut, TurnRunning
 from app.live import HEARTBEAT_S
 from app.pages import transcript
 from app.pages.words import ENGLISH, Words
@@ -81,6 +81,13 @@ async def test_a_passage_knows_the_title_and_the_headings_over_it(runtime: Runti
     cited = await runtime.prompter.attribute(both, built)
     assert cited.sentences == {"verified": 1, "similar": 1, "unsupported": 1}
     assert cited.references[0].verdict == "similar"  # one place, and not all that leans on it is said there
+    # Where only the beginning is compared, it ends with a sentence.
+    sentence = "The lighthouse has a lamp that burns rape oil."
+    for most, counted in ((6_000, 6_000 // (len(sentence) + 1)), (None, 1_000)):
+        cited = await runtime.prompter.attribute(" ".join([sentence] * 1_000), built, most)
+        assert cited.sentences == {"verified": counted}
+    cited = await runtime.prompter.attribute("moo " * 10_000, built, 6_000)
+    assert cited.sentences == {"unsupported": 1}
 
 
 async def test_scopes_are_the_servers(runtime: Runtime, engine: FakeEngine) -> None:
@@ -157,6 +164,49 @@ async def test_silence_is_broken_by_signs_of_life(runtime: Runtime, engine: Fake
     updates = await run(runtime.chat.ask(ANN, talk.id, QUESTION))
     waiting = [u for u in updates if isinstance(u, Stage) and u.name == "waiting"]
     assert len(waiting) >= 3
+
+
+async def test_locking_an_account_ends_its_running_answer_and_nobody_elses(
+    runtime: Runtime, engine: FakeEngine
+) -> None:
+    ann = await runtime.accounts.create("Ann", "a long enough password", "reader")
+    runs: dict[str, asyncio.Task[list[Update]]] = {}
+    for name, who in (("ann", ann.principal), ("bob", BOB)):
+        engine.script = [Delta(0, "Ha", (82,)), "hold"]
+        engine.submitted.clear()
+        talk = await runtime.store.create(who)
+        runs[name] = asyncio.create_task(run(runtime.chat.ask(who, talk.id, QUESTION)))
+        await asyncio.wait_for(engine.submitted.wait(), 20)
+    await runtime.accounts.set_disabled(ann.id, True)
+    finished = (await asyncio.wait_for(runs["ann"], 20))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.message.status == "stopped"
+    assert [generation.aborted for generation in engine.generations] == [True, False]
+    engine.generations[1].abort()
+    await asyncio.wait_for(runs["bob"], 20)
+
+
+async def test_an_account_that_is_locked_while_its_question_is_looked_up_gets_nothing(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = await runtime.accounts.create("Ann", "a long enough password", "reader")
+    looked, go_on, build = asyncio.Event(), asyncio.Event(), runtime.prompter.build
+
+    async def slowly(**asked: Any) -> Any:
+        looked.set()
+        await go_on.wait()
+        return await build(**asked)
+
+    monkeypatch.setattr(runtime.prompter, "build", slowly)
+    talk = await runtime.store.create(ann.principal)
+    told = asyncio.create_task(run(runtime.chat.ask(ann.principal, talk.id, QUESTION)))
+    await asyncio.wait_for(looked.wait(), 20)
+    await runtime.accounts.set_disabled(ann.id, True)
+    go_on.set()
+    with pytest.raises(SignedOut):
+        await asyncio.wait_for(told, 20)
+    assert engine.requests == []
+    assert await runtime.store.path(ann.principal, talk.id) == []
 
 
 async def test_a_model_that_loops_is_stopped(runtime: Runtime, engine: FakeEngine) -> None:

@@ -61,6 +61,10 @@ def server() -> Iterator[Runtime]:
     listener.close()
 
 
+#: As under an answer on the page; None where nothing was compared.
+MARKS = {"verified": "✓ verified", "similar": "≈ similar", "unsupported": "? unsupported", None: ""}
+
+
 def check_the_commands() -> None:
     code, out, _ = run("ask", "When was the lighthouse built?", "--json")
     assert code == 0
@@ -68,6 +72,13 @@ def check_the_commands() -> None:
     assert set(answer) == {"answer", "status", "sources", "receipt", "notes"}
     assert answer["answer"] == "Hello."
     assert {"prompt_tokens", "reused_tokens", "saved_bytes", "ttft_s"} <= set(answer["receipt"])
+    code, out, _ = run("ask", "When was the lighthouse built?")
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "Hello.")
+    assert [line for line in lines if line.startswith("  [")] == [
+        f"  [{s['number']}] " + " · ".join(p for p in (s["title"], s["section"], MARKS[s["verdict"]]) if p)
+        for s in answer["sources"]
+    ]
     code, out, _ = run("search", "loaf of rye", "--json", "-k", "1")
     assert json.loads(out)["hits"][0]["document"] == "sample-bakery"
 

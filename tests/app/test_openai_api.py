@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -17,9 +18,9 @@ from app.runtime import Runtime
 from app.server import create_app
 from app.settings import load_settings
 from engine.errors import ContextTooLong, LimitReached, StepFailed
-from engine.types import Scope
+from engine.types import Delta, Done, Scope
 from tests.app.conftest import FakeParts
-from tests.app.fakes import CharTokenizer, FakeEngine, events_of, failing
+from tests.app.fakes import CharTokenizer, FakeEngine, events_of, failing, receipt
 from tests.app.test_chat import says
 
 URL = "/v1/chat/completions"
@@ -296,6 +297,67 @@ async def test_a_public_server_asks_for_one_of_its_keys(
     await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("ends", ["the key", "the account"])
+async def test_what_runs_ends_with_its_key_and_with_its_account(
+    runtime: Runtime, client: httpx.AsyncClient, engine: FakeEngine, stream: bool, ends: str
+) -> None:
+    ann = await runtime.accounts.create("Ann", "a long enough password", "reader")
+    key, secret = await runtime.keys.create("laptop", ann.id)
+
+    async def end() -> None:
+        if ends == "the key":
+            await runtime.keys.revoke(key.id)
+        else:
+            await runtime.accounts.set_disabled(ann.id, True)
+
+    engine.script = [Delta(0, "Hello", (82,)), end, Delta(0, " and the rest", (90,)), "hold"]
+    async with asyncio.timeout(20):
+        answer = await client.post(
+            URL, json=body(stream=stream), headers={"authorization": f"Bearer {secret}"}
+        )
+    assert engine.generations[0].aborted
+    assert "the rest" not in answer.text
+    said = events_of(answer.text)[-1] if stream else answer.json()
+    assert said["error"]["type"] == "authentication_error"
+    assert answer.status_code == (200 if stream else 401)  # a stream had begun
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_key_that_ends_while_the_answer_is_compared_gets_no_documents(
+    runtime: Runtime, client: httpx.AsyncClient, engine: FakeEngine, stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    key, secret = await runtime.keys.create("laptop")
+    find = runtime.knowledge.sources_in
+
+    async def then_revoked(*asked: Any) -> Any:
+        await runtime.keys.revoke(key.id)
+        return await find(*asked)
+
+    monkeypatch.setattr(runtime.knowledge, "sources_in", then_revoked)
+    engine.script = says("The lighthouse on Gull Rock was built in 1871.")
+    answer = await client.post(
+        URL, json=body(model="coread", stream=stream), headers={"authorization": f"Bearer {secret}"}
+    )
+    said = events_of(answer.text)[-1] if stream else answer.json()
+    assert said["error"]["type"] == "authentication_error"
+    assert "citations" not in answer.text
+    assert "[DONE]" not in answer.text
+
+
+async def test_a_stream_goes_on_when_somebody_elses_key_ends(
+    runtime: Runtime, client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    _, secret = await runtime.keys.create("mine")
+    other, _ = await runtime.keys.create("other")
+    engine.script = [Delta(0, "Hel", (82,)), lambda: runtime.keys.revoke(other.id), *says("lo.")[1:]]
+    answer = await client.post(URL, json=body(stream=True), headers={"authorization": f"Bearer {secret}"})
+    events = events_of(answer.text)
+    assert events[-1] == "[DONE]"
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "Hello."
+
+
 # -- where the documents do not say --------------------------------------------------------------------------
 
 
@@ -326,6 +388,40 @@ async def test_what_the_documents_do_not_say_is_said_without_the_model(
     chunks = events_of(response.text)[:-1]
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.usefixtures("refusing")
+async def test_a_refusals_citations_came_closest_only(client: httpx.AsyncClient) -> None:
+    choice = (await client.post(URL, json=body(model="coread"))).json()["choices"][0]
+    assert choice["citations"]["sentences"] == {}
+    assert {source["verdict"] for source in choice["citations"]["sources"]} == {"closest"}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_of_coread_says_what_it_leans_on(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool
+) -> None:
+    engine.script = says("The lighthouse on Gull Rock was built in 1871. It has 77 windows of glass.")
+    question = [{"role": "user", "content": "When was the lighthouse on Gull Rock built?"}]
+    answer = await client.post(URL, json=body(model="coread", messages=question, stream=stream))
+    choices = [c["choices"][0] for c in events_of(answer.text)[:-1]] if stream else answer.json()["choices"]
+    assert [("citations" in choice) for choice in choices[:-1]] == [False] * (len(choices) - 1)
+    last = choices[-1]
+    assert last["finish_reason"] == "stop"
+    assert last["citations"]["sentences"] == {"verified": 1, "unsupported": 1}
+    first = last["citations"]["sources"][0]
+    assert (first["number"], first["document"], first["title"]) == (1, "sample-lighthouse", "The lighthouse")
+    assert first["verdict"] == "verified"
+    assert "built in 1871" in first["text"]
+    # Choices that say the same lean on the same.
+    said = (Delta(0, "1871.", (82,)), Done(0, "stop", "1871.", (82,), receipt(9, 0, 1)))
+    engine.script = [replace(event, choice=choice) for choice in range(2) for event in said]
+    twice = (await client.post(URL, json=body(model="coread", messages=question, n=2))).json()["choices"]
+    assert twice[0]["citations"] == twice[1]["citations"]
+    assert twice[0]["citations"]["sources"]
+    # Nothing was searched for the language model by its own name.
+    engine.script = None
+    assert "citations" not in (await client.post(URL, json=body(messages=question, stream=stream))).text
 
 
 @pytest.mark.usefixtures("refusing")

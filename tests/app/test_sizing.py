@@ -140,4 +140,8 @@ def test_a_folder_is_read_on_the_command_line_only(tmp_path: Path) -> None:
     config.write_text('{"num_attention_heads": 0}')
     with pytest.raises(SizingRefused, match="does not describe"):
         model_named(str(config.parent), files=True)
-    assert any("readers" in line for line in report(run_size("Qwen2.5-7B", "24GB", 6_000, 500, 2)))
+    lines = report(run_size("Qwen2.5-7B", "24GB", 6_000, 500, 2))
+    assert any("readers" in line for line in lines)
+    # Why so few: a place is as long as the model's context.
+    whole = [line.split()[0] for line in lines if "for a whole context of 32,768 tokens" in line]
+    assert whole == ["contiguous"]

@@ -16,7 +16,7 @@ from bench.scaling import slope
 def _row(engine: str, run: int = 0, **figures: Any) -> dict[str, Any]:
     return {
         "engine": engine, "workload": "same-doc", "which": "warm", "run": run, "errors": 0,
-        "output_tok_per_s": 100.0, "start_s": 10.0, "pss_mib": 1000, **figures,
+        "output_tok_per_s": 100.0, "start_s": 10.0, "pss_mib": 1000, "comparison": "vllm", **figures,
     }  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def test_coread_is_served_with_settings_that_exist(monkeypatch: pytest.MonkeyPat
     assert len(names) >= 6
     assert set(names) <= set(Settings.model_fields)
     assert "{port}" in words[-1]
+    assert words[0] == "/usr/bin/env XDG_CACHE_HOME='/data here-cache'"
     assert "COREAD_DATA_DIR='/data here'" in peers.serve_command("1", "/data here", speculation=False)
 
 
@@ -90,9 +91,34 @@ def test_every_workload_meets_the_rivals_that_its_goals_name(
         Path(command[command.index("--out") + 1]).write_text(json.dumps([_row("ours")]))
 
     monkeypatch.setattr(peers.subprocess, "run", run)
-    assert len(peers.measure(tmp_path, peers.WORKLOADS, 3, "python", False)) == 2
-    met = {w: c[c.index("--engines") + 1] for c in calls for w in peers.WORKLOADS if w in c}
+    rows = peers.measure(tmp_path, peers.WORKLOADS, 3, "python", False, starts=3)
+    assert [row["comparison"] for row in rows] == ["llamacpp", "vllm", "start_s-1", "start_s-2"]
+    served = [c[c.index("--ours") + 1] for c in calls]
+    assert len({command.split("XDG_CACHE_HOME=")[1].split()[0] for command in served}) == 4
+    met = {w: c[c.index("--engines") + 1] for c in calls[:2] for w in peers.WORKLOADS if w in c}
+    assert [c[2] for c in calls[2:]] == ["single", "single"]
+    assert {c[c.index("--engines") + 1] for c in calls[2:]} == {"vllm,vllm-b32"}
     assert met == {w: "llamacpp" if w == "single" else "vllm,vllm-b32" for w in peers.WORKLOADS}
+
+
+def test_a_first_start_counts_once_a_comparison_and_beside_its_rival() -> None:
+    def start(comparison: str, ours: float, *theirs: float, run: int = 0) -> list[dict[str, Any]]:
+        rows = [_row("ours", run, start_s=ours, comparison=comparison)]
+        names = peers.VLLM if len(theirs) > 1 else peers.LLAMA
+        return rows + [
+            _row(name, run, start_s=value, comparison=comparison)
+            for name, value in zip(names, theirs, strict=True)
+        ]
+
+    rows = [
+        *start("llamacpp", 1.0, 5.0), *start("vllm", 10, 90, 80), *start("vllm", 10, 90, 80, run=1),
+        *start("start_s-1", 10, 60, 70), *start("start_s-2", 40, 110, 100),
+    ]  # fmt: skip
+    line = next(line for line in peers.lines(rows) if line.title == "process start to first token")
+    assert (line.ratio, line.ours, line.theirs, line.runs) == (6.0, 10, 80, 3)
+    # Nothing else is taken from what was measured for the start alone.
+    only = [row for row in rows if row["comparison"].startswith(peers.START)]
+    assert [line.title for line in peers.lines(only)] == ["process start to first token"]
 
 
 def test_figures_of_other_workloads_are_kept_on_request(

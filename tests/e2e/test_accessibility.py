@@ -101,10 +101,12 @@ async def test_the_keyboard_stays_on_the_screen_and_opens_the_sidebar(
         await toggle.focus()
         await page.keyboard.press("Enter")
         await expect(new).to_be_in_viewport(ratio=1)
+        await expect(toggle).to_have_attribute("aria-expanded", "true")
         await page.keyboard.press("Tab")
         await expect(new).to_be_focused()
         await toggle.click()  # other tests open it so
         await expect(new).to_be_hidden()
+        await expect(toggle).to_have_attribute("aria-expanded", "false")
     ann.assert_unharmed()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rag.parse.formats import parse
 from rag.parse.types import Limits
-from rag.split import MAX_PASSAGE_CHARACTERS, Passage, split_passages, split_sections
+from rag.split import MAX_PASSAGE_CHARACTERS, Passage, below, lead, split_passages, split_sections
 from tests.rag.conftest import WordMeasure
 
 MEASURE = WordMeasure()
@@ -97,3 +97,14 @@ def test_long_sections_become_parts_without_gaps() -> None:
 def test_an_embedder_too_short_for_text_is_refused() -> None:
     with pytest.raises(ValueError, match="too short"):
         passages_of("Text.", max_tokens=40)
+
+
+def test_a_place_names_the_title_once() -> None:
+    for title, section, path in (
+        ("Sheet", "Sheet", ""), ("Sheet", "Sheet › Handling", "Handling"), ("Sheet", "Handling", "Handling"),
+        ("Sheet", "Sheets › Handling", "Sheets › Handling"), ("Sheet", "", ""),
+        ("Sheet", "Sheet (part 2)", "(part 2)"), ("Sheet", "Sheet › Handling (part 2)", "Handling (part 2)"),
+    ):  # fmt: skip
+        assert below(title, section) == path
+        if path:
+            assert lead(title, path) == f"{title} › {path}"
