@@ -89,6 +89,8 @@ def ask(
     for note in result["notes"]:
         typer.echo(f"  note: {note}")
     receipt = result["receipt"] or {}
+    if limit := receipt.get("length_limit"):
+        typer.echo(f"  {ENGLISH('answer.length', n=limit)}")
     if told := sentences_line(receipt.get("sentences"), ENGLISH):
         typer.echo(f"  {told.strip('*')}")
     if receipt:

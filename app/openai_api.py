@@ -22,7 +22,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from app.commands import source_json
-from app.errors import AppError, NotFoundHere, QuestionRefused
+from app.errors import AppError, NoIdentity, NotFoundHere, QuestionRefused
 from app.http_errors import as_refusal, as_response, maximum_context
 from app.knowledge import shown_of
 from app.openai_call import Call, Choice, Prompt, event_of
@@ -79,8 +79,8 @@ def openai_router(runtime: Runtime) -> APIRouter:
             """What runs ends with its key, and with the account of it."""
             try:
                 runtime.identify("api", request)
-            except AppError as error:
-                call.refuse(error)
+            except AppError:
+                call.refuse(NoIdentity("The API key was revoked meanwhile, or its account locked."))
 
         call.unwatch = runtime.keys.watch(some_key_ended)
         some_key_ended()  # one did, perhaps, while the request was laid out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from functools import wraps
@@ -32,6 +33,10 @@ _EXPORT = """(id) => {{
   link.href = new URL(`conversations/${{id}}/export.{ending}`, document.baseURI);
   link.download = "";
   link.click();
+}}"""
+#: The suggested questions are about all documents: where one is read, the style sheet hides them.
+_READ_FROM = f"""(value) => {{
+  document.getElementById("cr-main").dataset.crReads = value === {json.dumps(SEARCH_ALL)} ? "all" : "one";
 }}"""
 #: Enough for every visitor: the engine batches, so Gradio must not hold requests back.
 _CONCURRENCY = 1_000
@@ -150,6 +155,7 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
         on(question.submit, chat_handlers.ask, [question, conversation, document])
         for button in suggestions:
             on(button.click, chat_handlers.ask, [button, conversation, document])
+        document.change(None, [document], None, js=_READ_FROM, queue=False)
         on(question.stop, chat_handlers.stop, [conversation])
         on(chat.retry, chat_handlers.regenerate, [conversation])
         on(history.input, chat_handlers.open, [history], trigger_mode="multiple")

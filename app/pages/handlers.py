@@ -255,7 +255,10 @@ class ChatHandlers:
                             copied=receipts.copied(receipt, w),
                         )  # fmt: skip
                         text = update.message.text
-                        yield {"guest": f"{head}\n\n{render.answer(text)}\n\n{note}"}
+                        marks = transcript.marks_line(update.sources, w)
+                        line = transcript.sentences_line(receipt.get("sentences"), w)
+                        parts = [head, render.answer(text), line, marks, note]
+                        yield {"guest": "\n\n".join(part for part in parts if part)}
         except Exception as error:
             tell(error, request)
         finally:

@@ -143,6 +143,14 @@ def sentences_line(counts: Mapping[str, int] | None, w: Words) -> str:
     return f"*{w('answer.sentences', n=total, parts=w('answer.comma').join(parts))}*"
 
 
+def marks_line(sources: Sequence[Source], w: Words) -> str:
+    """The sources of an answer that is stored nowhere, each with its mark; nothing there is to be opened."""
+    return "; ".join(
+        f"{source.number} {render.one_line(_title(source, w), 40)} {mark_words(source.verdict, w)}".rstrip()
+        for source in sources
+    )
+
+
 def mark_words(verdict: str | None, w: Words) -> str:
     """A source's mark, "✓ verified"; "" where nothing was compared."""
     return w(f"source.{verdict}") if verdict in _VERDICTS else ""

@@ -83,6 +83,13 @@ def check_the_commands() -> None:
     assert json.loads(out)["hits"][0]["document"] == "sample-bakery"
 
 
+def test_an_answer_cut_by_its_length_says_so_in_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = {"reused_tokens": 1, "prompt_tokens": 2, "output_tokens": 9, "length_limit": 9}
+    told = {"answer": "It holds 18", "sources": [], "notes": [], "receipt": receipt}
+    monkeypatch.setattr("app.client.run_ask", lambda *_: told)
+    assert "Ended at the length limit of 9 tokens." in run("ask", "How many?")[1]
+
+
 def test_commands_work_by_themselves() -> None:
     check_the_commands()
 

@@ -320,6 +320,7 @@ async def test_what_runs_ends_with_its_key_and_with_its_account(
     assert "the rest" not in answer.text
     said = events_of(answer.text)[-1] if stream else answer.json()
     assert said["error"]["type"] == "authentication_error"
+    assert "revoked" in said["error"]["message"]
     assert answer.status_code == (200 if stream else 401)  # a stream had begun
 
 

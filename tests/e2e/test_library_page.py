@@ -96,6 +96,8 @@ async def test_several_files_with_their_stages_to_a_cited_answer(served: Served,
     # Ask about it: the chat opens with it chosen, and the answer cites it.
     await listed(page, "The mill").get_by_role("button", name="Ask").click()
     await expect(page.locator("#cr-document input")).to_have_value("Only: The mill", timeout=60_000)
+    suggested = page.locator("#cr-suggest button").first  # about all documents
+    await expect(suggested).to_be_hidden()
     await ann.ask("What does the mill at Tarn grind?")
     await ann.answered()
     await page.get_by_text(re.compile("^Sources? ·")).first.click()

@@ -54,6 +54,15 @@ async def test_the_first_screen_has_the_box_and_the_suggested_questions(
     for part in (ann.page.locator("#cr-ask"), *await suggested.all()):
         await expect(part).to_be_in_viewport(ratio=1)
     assert await ann.page.evaluate("scrollY") == 0
+    # They are about all documents: while one is read they are not there.
+    await ann.page.locator("#cr-document input").click()
+    await ann.page.get_by_role("option").get_by_text("The lighthouse").first.click()
+    await expect(suggested.first).to_be_hidden()
+    await ann.page.locator("#cr-document input").click()
+    await ann.page.get_by_role("option").first.click()
+    await expect(suggested.first).to_be_visible()
+    await ann.page.locator("#cr-document input").blur()
+    await ann.page.evaluate("scrollTo(0, 0)")
     text = ann.page.locator("#cr-chat .placeholder")
     await expect(text).to_be_in_viewport(ratio=0.99)  # what the page is about is not cut off to make the room
     await ann.ask("When was the lighthouse on Gull Rock built?")
