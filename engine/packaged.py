@@ -1,8 +1,7 @@
 """Models that come as a GGUF file, the packaged default among them, and the cache of their converted form.
 
-Reading GGUF is slow (its metadata is parsed twice in Python, its weights are unpacked), so the unpacked
-weights and the tokenizer are kept once as safetensors in a cache directory, named after the file they
-came from.
+Reading GGUF is slow (its metadata is parsed in Python, its weights are unpacked), so the unpacked weights and
+the tokenizer are kept once as safetensors in a cache directory, named after the content they came from.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.errors import ModelNotFound
@@ -91,11 +91,11 @@ def load_gguf(path: Path, dtype: torch.dtype, cache_dir: Path | None) -> tuple[A
 def _unpack(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with _no_gguf_bar():
+    with _no_gguf_bar(), _parsed_once():
         model = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, quantization_config=GgufConfig(dequantize=True), dtype=dtype
         )
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     restore_digit_splitting(tokenizer)
     return model, tokenizer
 
@@ -114,6 +114,34 @@ def _no_gguf_bar() -> Iterator[None]:
     finally:
         if bar is not None:
             untyped.tqdm = bar
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Read a GGUF file once, where transformers has its metadata read three times (for the configuration, the
+    weights and the tokenizer) and makes the table of tensor names anew for each of the model's modules.
+
+    A vocabulary is some 100,000 fields, each a slice of the file: a slice of a plain array over the mapping
+    costs a fraction of one of the mapping, whose class looks after every slice.
+    """
+    import gguf
+
+    class Reader(gguf.GGUFReader):
+        @property
+        def data(self) -> Any:
+            return self._mapped
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._mapped = mapped.view(np.ndarray)
+
+    untyped: Any = gguf
+    before = untyped.GGUFReader, untyped.get_tensor_name_map
+    untyped.GGUFReader, untyped.get_tensor_name_map = cache(Reader), cache(before[1])
+    try:
+        yield
+    finally:
+        untyped.GGUFReader, untyped.get_tensor_name_map = before
 
 
 def _load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -222,6 +223,29 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
         model, _ = packaged.load_gguf(file, torch.float32, cache)
         assert model is not None
     assert unpacking.count == 2
+
+
+@pytest.mark.model
+def test_a_files_metadata_is_read_once_and_reads_the_same() -> None:
+    import gguf
+
+    path = packaged.packaged_gguf()
+    plain, table = gguf.GGUFReader(path), gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+    with packaged._parsed_once():
+        once: Any = gguf.GGUFReader(path)
+        assert gguf.GGUFReader(path) is once
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
+        assert gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30) is names
+    assert names.mapping == table.mapping
+    assert type(gguf.GGUFReader(path)) is type(plain)  # as before
+    assert list(once.fields) == list(plain.fields)
+    for name, field in plain.fields.items():
+        other = once.fields[name]
+        assert (other.types, other.data) == (field.types, field.data)
+        assert all(np.array_equal(a, b) for a, b in zip(other.parts, field.parts, strict=True))
+    for one, two in zip(once.tensors, plain.tensors, strict=True):
+        assert (one.name, one.tensor_type, tuple(one.shape)) == (two.name, two.tensor_type, tuple(two.shape))
+        assert np.array_equal(one.data, two.data)
 
 
 @pytest.mark.model
