@@ -3,7 +3,7 @@
 FOLDER holds `compare.py`, which starts every engine anew for every workload, replays a cold and a warm pass,
 and writes one JSON object a pass. Here it is told how to serve Coread, its rows are gathered, every figure
 becomes a ratio to the better of the rival's set-ups *in the same run*; the median over the runs is shown.
-The first start of each engine, with an empty cache, happens once a comparison: `--starts` makes more of them.
+The first start of each engine, with nothing in its cache but the model, happens once a comparison: `--starts` makes more of them.
 Greedy decoding, equal bytes of KV cache, no cache of answers: the warm pass asks other questions.
 
     python -m bench.peers FOLDER                     # the five workloads, three runs: more than an hour
@@ -169,6 +169,14 @@ def serve_command(port: str, data_dir: str, speculation: bool) -> str:
     return f"/usr/bin/env {settings} {coread} serve --host 127.0.0.1 --port {port}"
 
 
+def convert_model(cache: Path) -> None:
+    """Have the packaged model's converted form lie in a cache (what `XDG_CACHE_HOME` names): the rivals' own
+    form of it was made when they were installed, too."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    code = "from engine.types import EngineConfig; from engine.model import load_model; load_model(EngineConfig())"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
 def measure(
     folder: Path, workloads: Sequence[str], runs: int, python: str, speculation: bool, starts: int = 1
 ) -> Rows:
@@ -177,7 +185,7 @@ def measure(
     Raises `subprocess.CalledProcessError` if it ends with an error. Each workload meets the rivals that its
     goals name, and no others: llama.cpp shares nothing between running sequences and would take minutes where
     many read one document, and nobody compares vLLM where one person is alone. Where vLLM is met, it and
-    Coread are also started `starts - 1` times more with nothing in their caches.
+    Coread are also started `starts - 1` times more with nothing in their caches but the model.
     """
     rows: list[dict[str, Any]] = []
     calls: list[tuple[str, Sequence[str], list[str], int]] = []
@@ -189,6 +197,7 @@ def measure(
                 calls += [(f"{START}-{n}", engines, ["single"], 1) for n in range(1, starts)]
     with tempfile.TemporaryDirectory(prefix="coread-peers-") as work:
         for name, rivals, replayed, times in calls:
+            convert_model(Path(f"{work}/{name}-cache"))
             out = Path(work) / f"{name}.json"
             command = [
                 python, str(folder / "compare.py"), *replayed,

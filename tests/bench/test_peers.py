@@ -90,11 +90,15 @@ def test_every_workload_meets_the_rivals_that_its_goals_name(
         calls.append(command)
         Path(command[command.index("--out") + 1]).write_text(json.dumps([_row("ours")]))
 
+    converted: list[Path] = []
+    monkeypatch.setattr(peers, "convert_model", converted.append)
     monkeypatch.setattr(peers.subprocess, "run", run)
     rows = peers.measure(tmp_path, peers.WORKLOADS, 3, "python", False, starts=3)
     assert [row["comparison"] for row in rows] == ["llamacpp", "vllm", "start_s-1", "start_s-2"]
     served = [c[c.index("--ours") + 1] for c in calls]
-    assert len({command.split("XDG_CACHE_HOME=")[1].split()[0] for command in served}) == 4
+    caches = [command.split("XDG_CACHE_HOME=")[1].split()[0] for command in served]
+    assert len(set(caches)) == 4
+    assert [str(path) for path in converted] == caches
     met = {w: c[c.index("--engines") + 1] for c in calls[:2] for w in peers.WORKLOADS if w in c}
     assert [c[2] for c in calls[2:]] == ["single", "single"]
     assert {c[c.index("--engines") + 1] for c in calls[2:]} == {"vllm,vllm-b32"}
