@@ -3,7 +3,8 @@
 FOLDER holds `compare.py`, which starts every engine anew for every workload, replays a cold and a warm pass,
 and writes one JSON object a pass. Here it is told how to serve Coread, its rows are gathered, every figure
 becomes a ratio to the better of the rival's set-ups *in the same run*; the median over the runs is shown.
-The first start of each engine, with nothing in its cache but the model, happens once a comparison: `--starts` makes more of them.
+The first start of each engine, with nothing in its cache but the model, happens once a comparison: `--starts`
+makes more of them.
 Greedy decoding, equal bytes of KV cache, no cache of answers: the warm pass asks other questions.
 
     python -m bench.peers FOLDER                     # the five workloads, three runs: more than an hour
@@ -173,7 +174,7 @@ def convert_model(cache: Path) -> None:
     """Have the packaged model's converted form lie in a cache (what `XDG_CACHE_HOME` names): the rivals' own
     form of it was made when they were installed, too."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    code = "from engine.types import EngineConfig; from engine.model import load_model; load_model(EngineConfig())"
+    code = "import engine.model as m, engine.types as t; m.load_model(t.EngineConfig())"
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
