@@ -164,18 +164,14 @@ class Chat:
         await self._store.conversation(principal, conversation_id)
         turn = self._turns.get(conversation_id)
         if turn is not None:
-            turn.stopped = True
-            if turn.generation is not None:
-                turn.generation.abort()
+            turn.stop()
 
     def end_turns_of(self, account: str) -> None:
         """End what a locked account has running, its second reader too; what was written is kept. A turn that
         has not come to the engine yet sees for itself (`_require`)."""
         for turn in list(self._turns.values()):
             if turn.payer.id == account:
-                turn.stopped = True
-                if turn.generation is not None:
-                    turn.generation.abort()
+                turn.stop()
 
     def _require(self, turn: Turn) -> None:
         """Raises `SignedOut` where the account that asks was locked meanwhile."""
@@ -223,9 +219,7 @@ class Chat:
     async def close(self) -> None:
         """End every turn and wait until what was written is stored."""
         for turn in list(self._turns.values()):
-            turn.stopped = True
-            if turn.generation is not None:
-                turn.generation.abort()
+            turn.stop()
         live = list(self._live.values())
         for running in live:
             running.unless_done_within(_CLOSE_S)
@@ -241,10 +235,8 @@ class Chat:
             raise TurnRunning(phrase("refused.running"))
 
         def abandoned() -> None:
-            turn.stopped = True
-            if turn.generation is not None:
-                turn.generation.abort()  # the turn then ends by itself, with its receipt
-            elif not turn.submitted:
+            turn.stop()
+            if turn.generation is None and not turn.submitted:
                 live.kill()
 
         def ended() -> None:

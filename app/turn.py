@@ -55,6 +55,13 @@ class Turn:
     #: How long `text` was when it was last compared with the passages.
     compared: int = 0
 
+    def stop(self) -> None:
+        """End it: with a request in the engine it then ends by itself, with the part that was written and its
+        receipt; before that it is aborted as soon as it is submitted."""
+        self.stopped = True
+        if self.generation is not None:
+            self.generation.abort()
+
     def add(self, piece: Delta) -> bool:
         """Take a piece of the answer; True where it is to be shown, being no part of a loop."""
         shown = bool(piece.text) and self.cut is None
