@@ -216,5 +216,8 @@ def _streamed(
         async with aclosing(fn(*args, **kwargs)) as updates:
             async for update in updates:
                 yield convert(update)
+        # When a stream has ended, Gradio sends its last update once more, over what a person has typed since
+        # (gradio 6.31, `handle_streaming_diffs` with `final`). This one changes nothing.
+        yield gr.skip()
 
     return handler

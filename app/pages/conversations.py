@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 
@@ -19,6 +19,7 @@ from app.runtime import Runtime
 from app.store import Conversation
 from app.text import one_line
 
+T = TypeVar("T")
 #: Pages whose state is remembered; the ones that were used longest ago are forgotten.
 _MAX_SCREENS = 10_000
 
@@ -42,6 +43,7 @@ class ConversationHandlers:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._screens: OrderedDict[str, object] = OrderedDict()
+        self._searched: OrderedDict[str, str] = OrderedDict()
 
     def _principal(self, request: gr.Request) -> Principal:
         return self._runtime.principal(request.headers)
@@ -52,11 +54,8 @@ class ConversationHandlers:
         """Take a page's chat for what is shown next; the function says whether it still shows that. Streams
         that were there before end, so that two never write on one page. (A page is known by its session
         hash, which decides nothing else.)"""
-        page, mine = str(getattr(request, "session_hash", "")), object()
-        self._screens[page] = mine
-        self._screens.move_to_end(page)
-        if len(self._screens) > _MAX_SCREENS:
-            self._screens.popitem(last=False)
+        page, mine = _page(request), object()
+        _remember(self._screens, page, mine)
         return lambda: self._screens.get(page) is mine
 
     async def load(self, conversation: str | None, request: gr.Request) -> dict[str, Any]:
@@ -67,39 +66,51 @@ class ConversationHandlers:
             collections = await self._runtime.collections.readable(principal)
             return {
                 "document": gr.update(choices=choices_of(documents, collections, words.of(request.headers))),
-                **await self.listed(principal, conversation, words.of(request.headers)),
+                **await self.listed(request, conversation),
             }
         except AppError as error:
             tell(error, request)
             return {}
 
     async def listed(
-        self, principal: Principal, current: str | None, w: Words, query: str | None = None
+        self, request: gr.Request, current: str | None, query: str | None = None
     ) -> dict[str, Any]:
-        """The list, all of it or (the search box is left alone) what matches `query`, and the title of the
-        conversation on screen."""
-        listed = await self._runtime.store.conversations(principal, query=query or "")
-        choices = [(one_line(talk.title) or w("chat.untitled"), talk.id) for talk in listed]
-        searching = bool(query and query.strip())
-        ids = {talk.id for talk in listed}
-        out: dict[str, Any] = {
-            "history": gr.update(
-                choices=choices,
-                value=current if current in ids else None,
-                visible=bool(choices) or searching,
-                label=w("chat.none_found" if searching and not choices else "chat.history"),
-            )
-        }
+        """The list: all of it, or what matches `query` (default: what the page searched for last). It is made
+        anew whenever an answer ends, so what stands in the boxes for a search and for a title is left alone:
+        somebody may be typing there."""
+        w = words.of(request.headers)
         if query is None:
-            shown = next((talk for talk in listed if talk.id == current), None)
-            out |= {"search": gr.update(value="", visible=bool(choices)), **_opened(shown)}
-        return out
+            query = self._searched.get(_page(request), "")
+        listed = await self._runtime.store.conversations(self._principal(request), query=query)
+        choices = [(one_line(talk.title) or w("chat.untitled"), talk.id) for talk in listed]
+        searching = bool(query.strip())
+        there = gr.update(visible=bool(choices) or searching)
+        return {
+            "history": {
+                **there,
+                "choices": choices,
+                "value": current if any(talk.id == current for talk in listed) else None,
+                "label": w("chat.none_found" if searching and not choices else "chat.history"),
+            },
+            "search": there,
+        }
+
+    async def after_turn(self, request: gr.Request, conversation: str, first: bool) -> dict[str, Any]:
+        """The sidebar when a turn has ended; after the `first` one the conversation has a title."""
+        listed = await self.listed(request, conversation)
+        if not first:
+            return listed
+        return {
+            **listed,
+            **_opened(await self._runtime.store.conversation(self._principal(request), conversation)),
+        }
 
     async def search(self, query: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
         """List the conversations whose title or messages contain `query`."""
         try:
-            w = words.of(request.headers)
-            return await self.listed(self._principal(request), conversation, w, str(query))
+            listed = await self.listed(request, conversation, str(query))
+            _remember(self._searched, _page(request), str(query))  # not one that was refused
+            return listed
         except AppError as error:
             tell(error, request)
             return {}
@@ -110,8 +121,8 @@ class ConversationHandlers:
             return {}
         try:
             principal = self._principal(request)
-            await self._runtime.store.rename(principal, conversation, str(title))
-            return await self.listed(principal, conversation, words.of(request.headers))
+            stored = await self._runtime.store.rename(principal, conversation, str(title))
+            return {**await self.listed(request, conversation), "title": stored}
         except AppError as error:
             tell(error, request)
             return {}
@@ -158,8 +169,7 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             await self._runtime.chat.delete(principal, conversation)
-            listed = await self.listed(principal, None, words.of(request.headers))
-            return {**await self.new(request), **listed}
+            return {**await self.new(request), **await self.listed(request, None)}
         except Exception as error:
             tell(error, request)
             return {}
@@ -169,13 +179,15 @@ class ConversationHandlers:
     ) -> list[transcript.Entry]:
         """The branch on screen, or the one that ends in `head`."""
         store, knowledge = self._runtime.store, self._runtime.knowledge
+        # First the path: an answer may be stored meanwhile, and all on it has to be among the alternatives.
+        path = await store.path(principal, conversation, head)
         alternatives = await store.alternatives(principal, conversation)
         cost: dict[str, int] = {}
         if any(len(ids) > 1 for ids in alternatives.values()):
             block_size = self._runtime.engine.status().block_size
             cost = transcript.costs(await store.messages(principal, conversation), block_size)
         entries: list[transcript.Entry] = []
-        for message in await store.path(principal, conversation, head):
+        for message in path:
             among = alternatives[message.parent_id]
             blocks = tuple(cost.get(id, 0) for id in among)
             branch = transcript.Branch(tuple(among), among.index(message.id), blocks)
@@ -201,6 +213,22 @@ class ConversationHandlers:
         except Exception as error:
             tell(error, request)
             return {}
+
+
+def gone() -> dict[str, Any]:
+    """No conversation is on screen."""
+    return _opened(None)
+
+
+def _page(request: gr.Request) -> str:
+    return str(getattr(request, "session_hash", ""))
+
+
+def _remember(pages: OrderedDict[str, T], page: str, value: T) -> None:
+    pages[page] = value
+    pages.move_to_end(page)
+    if len(pages) > _MAX_SCREENS:
+        pages.popitem(last=False)
 
 
 def _opened(talk: Conversation | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import gradio as gr
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
 from app.pages import library_source, transcript, words
-from app.pages.conversations import ConversationHandlers, asked_of, busy, idle, tell
+from app.pages.conversations import ConversationHandlers, asked_of, busy, gone, idle, tell
 from app.pages.words import phrase
 from app.principal import Principal
 from app.runtime import Runtime
@@ -51,7 +51,8 @@ class ChatHandlers:
         try:
             await self._runtime.store.conversation(self._principal(request), wanted)
         except AppError:
-            return  # deleted meanwhile, or somebody else's browser now
+            yield gone()  # deleted meanwhile, or somebody else's browser now
+            return
         async with aclosing(self.open(wanted, request)) as outputs:
             async for output in outputs:
                 yield output
@@ -98,9 +99,10 @@ class ChatHandlers:
             tell(error, request)
             yield idle(words.of(request.headers), question)
             return
+        first = not any(entry["role"] == "assistant" for entry in before)
         before.append(transcript.user_entry(question, w))
         yield {**busy(w, ""), "conversation": conversation, "memory": conversation}
-        async with aclosing(self._stream(request, conversation, before, updates, question)) as outputs:
+        async with aclosing(self._stream(request, conversation, before, updates, question, first)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -153,13 +155,16 @@ class ChatHandlers:
         before: list[transcript.Entry],
         updates: AsyncGenerator[Update, None],
         question: str | None,
+        first: bool = False,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Show a running turn until it ends or the page shows something else."""
+        """Show a running turn until it ends or the page shows something else. A refused `question` goes back
+        into its box; a conversation's `first` answer makes it one that has a title."""
         principal, on_screen = self._principal(request), self._conversations.take(request)
         w = words.of(request.headers)
         text, stage, shown = "", w("stage.searching"), 0.0
         found: tuple[Source, ...] = ()
         best: Best | None = None
+        lists: dict[str, Any] = {}
         yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w)]}
         try:
             async for update in updates:
@@ -188,19 +193,19 @@ class ChatHandlers:
                         # As it is stored, with its links, and this once what was left out and why.
                         entries = await self._conversations.entries(principal, conversation, w)
                         entries += transcript.notes_entries(update.notes, w)
-                        yield {
-                            **idle(w),
-                            "chat": entries,
-                            **await self._conversations.listed(principal, conversation, w),
-                        }
+                        lists = await self._conversations.after_turn(request, conversation, first)
+                        yield {**idle(w), "chat": entries, **lists}
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w, best)]}
         except Exception as error:
             if not on_screen() or self._runtime.state == "stopped":  # then no store can be asked any more
                 return
             tell(error, request)
+            lists = {}
             try:
                 entries = await self._conversations.entries(principal, conversation, w)
+                if entries:  # else it was refused, and is no conversation yet
+                    lists = await self._conversations.after_turn(request, conversation, first)
             except Exception as trouble:  # the store it failed on: what is on screen stays
                 log.warning("a conversation could not be read after its answer failed: %s", trouble)
                 entries = [
@@ -208,7 +213,7 @@ class ChatHandlers:
                     *([{"role": "assistant", "content": render.answer(text)}] if text else []),
                 ]
             entries += transcript.notes_entries([w.sentence(error)], w)  # stays when the notice has gone
-            yield {**idle(w, question if not text else None), "chat": entries}
+            yield {**idle(w, question if not text else None), "chat": entries, **lists}
         finally:
             await updates.aclose()  # takes this viewer away
 

@@ -127,3 +127,27 @@ async def test_each_branch_says_what_it_cost_in_blocks(runtime: Runtime, engine:
     assert "[›](#cr-branch-b " in switcher
     assert "this branch: about 1 block of its own · the others: 3: 2" in switcher
     assert transcript.Branch(("a",), 0, (9,)).switcher(ENGLISH) == ""
+
+
+async def test_a_conversation_is_read_while_an_answer_is_stored(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two reads of the store another message may come."""
+    talk, first = await ask(runtime, ANN)
+    store, parent = runtime.store, first.message.id
+
+    def followed(read: Any) -> Any:
+        async def reads(*args: Any) -> Any:
+            nonlocal parent
+            found = await read(*args)
+            parent = (await store.add_message(ANN, talk, parent, "user", "And then?")).id
+            return found
+
+        return reads
+
+    for name in ("path", "alternatives", "messages"):
+        monkeypatch.setattr(store, name, followed(getattr(store, name)))
+    for _ in range(3):
+        assert await ConversationHandlers(runtime).entries(ANN, talk, ENGLISH)
+    monkeypatch.undo()
+    assert len(await store.path(ANN, talk)) > 4

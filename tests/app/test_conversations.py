@@ -16,10 +16,12 @@ import pytest
 from app import exports, render
 from app.errors import NotFoundHere, TitleRefused, ValueRefused
 from app.pages.conversations import ConversationHandlers
+from app.pages.handlers import ChatHandlers
 from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Reference
-from tests.app.fakes import FakeEngine
+from engine.errors import StepFailed
+from tests.app.fakes import FakeEngine, failing
 from tests.app.test_chat import ANN, BOB, QUESTION, ask, run, says
 from tests.app.test_render import HOSTILE, rendered
 
@@ -141,28 +143,69 @@ async def test_a_title_is_changed_by_the_owner_and_survives_the_next_turn(
 def browser(runtime: Runtime) -> tuple[Principal, Any]:
     """A visitor and the request that Gradio hands to a handler."""
     principal, cookie = runtime.signer.issue()
-    return principal, SimpleNamespace(headers={"cookie": f"{runtime.signer.name}={cookie}"})
+    headers = {"cookie": f"{runtime.signer.name}={cookie}"}
+    return principal, SimpleNamespace(headers=headers, session_hash=cookie)
 
 
-async def test_the_page_lists_filters_and_renames(runtime: Runtime, engine: FakeEngine) -> None:
+async def test_the_page_lists_filters_and_renames(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handlers = ConversationHandlers(runtime)
     ann, request = browser(runtime)
     talk, _ = await ask(runtime, ann, "When does the bakery open?")
     other, _ = await ask(runtime, ann)
     loaded = await handlers.load(None, request)
     assert [id for _, id in loaded["history"]["choices"]] == [other, talk]
-    assert loaded["opened"]["visible"] is False
+    assert "opened" not in loaded
     filtered = await handlers.search("bakery", other, request)
     assert [id for _, id in filtered["history"]["choices"]] == [talk]
-    assert "search" not in filtered, "what is being typed stays"
+    assert "value" not in filtered["search"], "what is being typed stays"
     assert (await handlers.search("zebra", None, request))["history"]["visible"] is True
+    assert (await handlers.load(None, request))["history"]["choices"] == [], "still searched for"
+    monkeypatch.setattr("gradio.Warning", lambda text, **_: None)
+    assert await handlers.search("x" * 10_000, None, request) == {}
+    assert (await handlers.load(None, request))["history"]["choices"] == [], "that one was refused"
+    assert (await handlers.search("", None, request))["history"]["visible"] is True
     opened = await handlers.open(talk, request)
     assert opened["title"] == "When does the bakery open?"
-    renamed = await handlers.rename("Bread", talk, request)
+    renamed = await handlers.rename(" Bread\n", talk, request)
+    assert renamed["title"] == "Bread"
     assert ("Bread", talk) in renamed["history"]["choices"]
     gone = await handlers.delete(talk, request)
     assert [id for _, id in gone["history"]["choices"]] == [other]
     assert gone["opened"]["visible"] is False
+
+
+async def test_an_answer_that_ends_leaves_what_is_being_typed(runtime: Runtime, engine: FakeEngine) -> None:
+    talks = ConversationHandlers(runtime)
+    handlers = ChatHandlers(runtime, talks)
+    _, request = browser(runtime)
+    written: list[set[str]] = []
+    conversation: str | None = None
+    for _ in range(2):
+        outputs = [o async for o in handlers.ask(QUESTION, conversation, None, request)]
+        conversation = next(o["conversation"] for o in outputs if "conversation" in o)
+        last = outputs[-1]
+        written.append({name for name in last if name != "chat" and "value" in last[name]} & {"search"})
+        written[-1] |= {"title"} & set(last)
+        assert last["history"]["value"] == conversation
+    assert written == [{"title"}, set()], "the first answer gives a title, no other touches it"
+    await talks.search("zebra", conversation, request)
+    outputs = [o async for o in handlers.regenerate(conversation, request)]
+    assert outputs[-1]["history"]["choices"] == [], "the list stays what was searched for"
+
+
+async def test_a_first_question_that_failed_is_listed(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.pages.handlers.tell", lambda error, request: None)
+    engine.script = failing(StepFailed("The device is gone."))
+    handlers = ChatHandlers(runtime, ConversationHandlers(runtime))
+    _, request = browser(runtime)
+    outputs = [o async for o in handlers.ask(QUESTION, None, None, request)]
+    assert outputs[-1]["title"] == QUESTION
+    assert outputs[-1]["opened"]["visible"] is True
+    assert len(outputs[-1]["history"]["choices"]) == 1
 
 
 async def test_a_stranger_opens_renames_and_deletes_nothing(

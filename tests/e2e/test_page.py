@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,41 @@ async def test_conversations_are_renamed_found_exported_and_deleted(served: Serv
     await page.locator("[data-cr=confirm-go]").click()
     await page.locator("#cr-chat .message").first.wait_for(state="hidden")
     await expect(listed).to_have_count(0)
+    ann.assert_unharmed()
+
+
+async def test_what_is_typed_beside_an_answer_stays(served: Served, browser: Browser) -> None:
+    """Gradio sends the last update of a stream again when it has ended."""
+    ended = threading.Event()
+
+    async def until_typed() -> None:
+        await asyncio.to_thread(ended.wait, 120)
+
+    ann = await Person.enter(browser, served.url)
+    await ann.ask("When does the bakery open?")
+    await ann.answered()
+    page = ann.page
+    await ann.sidebar()
+    await page.get_by_text("This conversation", exact=True).click()
+    done = Done(0, "stop", "One two.", (80, 80), receipt(10, 5, 2))
+    served.engine.script = [Delta(0, "One", (80,)), until_typed, Delta(0, " two.", (80,)), done]
+    await ann.ask("What does a loaf of rye cost?")
+    await expect(page.locator("#cr-chat")).to_contain_text("One")
+    title = page.locator("#cr-title input, #cr-title textarea").first
+    search = page.locator("#cr-search input, #cr-search textarea").first
+    listed = page.locator("#cr-history label")
+    await search.fill("zebra")
+    await page.get_by_text("No conversation contains that").wait_for()
+    await title.fill("Bread and rye")
+    ended.set()
+    await ann.answered(2)
+    # What comes after the answer has come when the page does the next thing.
+    await search.fill("bakery")
+    await expect(listed).to_have_count(1)
+    await expect(title).to_have_value("Bread and rye")
+    await page.get_by_role("button", name="Rename").click()
+    await listed.get_by_text("Bread and rye").wait_for()
+    await expect(search).to_have_value("bakery")
     ann.assert_unharmed()
 
 
