@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels import amx_build
 from kernels.fp8 import KV_FP8, Scales
 from kernels.plan import AttentionPlan, CostModel, build_plan
 
@@ -294,6 +295,20 @@ def check_copies(copies: Sequence[BlockCopy], block_size: int) -> None:
         targets.add(target)
 
 
+def prepare_backend(name: str, device: torch.device | str) -> None:
+    """Begin in the background with what `get_backend` of the same arguments would wait for."""
+    if _settled(name, torch.device(device)) == "torch_cpu":
+        amx_build.begin()
+
+
+def _settled(name: str, device: torch.device) -> str:
+    if name != "auto":
+        return name
+    if device.type != "cuda":
+        return "torch_cpu"
+    return "triton" if torch.cuda.get_device_capability(device) >= (8, 0) else "torch"
+
+
 def get_backend(name: str, device: torch.device | str) -> AttentionBackend:
     """`reference`, `torch_cpu`, `torch`, `triton`, or `auto`: Triton on CUDA from compute capability 8.0 on,
     otherwise torch.
@@ -301,11 +316,7 @@ def get_backend(name: str, device: torch.device | str) -> AttentionBackend:
     Raises `BackendUnavailable` where the device cannot run it; nothing falls back silently.
     """
     device = torch.device(device)
-    if name == "auto":
-        if device.type != "cuda":
-            name = "torch_cpu"
-        else:
-            name = "triton" if torch.cuda.get_device_capability(device) >= (8, 0) else "torch"
+    name = _settled(name, device)
     if name == "reference":
         from kernels.reference import ReferenceBackend
 

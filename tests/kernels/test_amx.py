@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import platform
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import amx
+from kernels import amx, amx_build
 from kernels.amx import AmxAttention
+from kernels.api import prepare_backend
 from kernels.torch_cpu import TorchBackend
 
 needs_unit = pytest.mark.skipif(amx.load() is None, reason="no matrix unit or no C++ compiler here")
@@ -168,7 +172,8 @@ def test_what_it_does_not_read_is_left_to_torch(change: object) -> None:
 
 
 @pytest.fixture
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(amx_build, "_begun", None)
     amx.library.cache_clear()
     yield
     amx.library.cache_clear()
@@ -186,15 +191,15 @@ def test_without_it_the_backend_stays_with_torch_and_says_why(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    flags = amx.CPU_FLAGS - ({"amx_bf16"} if broken == "flags" else set())
-    monkeypatch.setattr(amx, "cpu_flags", lambda: flags)
-    monkeypatch.setattr(amx.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(amx.platform, "system", lambda: "Linux")
+    flags = amx_build.CPU_FLAGS - ({"amx_bf16"} if broken == "flags" else set())
+    monkeypatch.setattr(amx_build, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho no such thing >&2; exit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "none") if broken == "compiler" else str(compiler))
-    monkeypatch.setattr(amx, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(amx_build, "_folder", lambda: tmp_path)
     with caplog.at_level(logging.INFO, logger="kernels.amx"):
         backend = TorchBackend(compiled=False)
     assert backend._unit is None
@@ -210,29 +215,83 @@ def test_without_a_home_or_room_there_is_still_a_reason(
     def nobody() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(amx, "FOLDER", tmp_path / "package")
+    monkeypatch.setattr(amx_build, "FOLDER", tmp_path / "package")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nobody)
     (tmp_path / "package").write_text("no folder")
-    own = amx._folder()
+    own = amx_build._folder()
     assert own.stat().st_mode & 0o777 == 0o700
     assert not list(own.iterdir())
-    monkeypatch.setattr(amx, "_run", lambda command: "")  # "compiled", and nothing is there
-    for name in (*amx.SOURCES, *amx.HEADERS):
+    monkeypatch.setattr(amx_build, "_run", lambda command: "")  # "compiled", and nothing is there
+    for name in (*amx_build.SOURCES, *amx_build.HEADERS):
         (tmp_path / name).write_text("")
-    monkeypatch.setattr(amx, "FOLDER", tmp_path)
-    with pytest.raises(amx.AmxUnavailable, match="no place for the compiled library"):
-        amx._compile("c++")
+    monkeypatch.setattr(amx_build, "FOLDER", tmp_path)
+    with pytest.raises(amx_build.AmxUnavailable, match="no place for the compiled library"):
+        amx_build._compile("c++")
 
 
 def test_the_folder_of_the_library_is_nobody_elses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A library is code: one that others could have put there is not loaded."""
-    monkeypatch.setattr(amx, "FOLDER", tmp_path / "package")
+    monkeypatch.setattr(amx_build, "FOLDER", tmp_path / "package")
     (tmp_path / "package").mkdir()
     shared = tmp_path / "package" / "__pycache__"
     shared.mkdir()
     shared.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert amx._folder() == tmp_path / "cache" / "coread"
+    assert amx_build._folder() == tmp_path / "cache" / "coread"
     shared.chmod(0o755)
-    assert amx._folder() == shared
+    assert amx_build._folder() == shared
+
+
+def _slow_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it says how often it was called; it goes on when `go` is there."""
+    compiler = folder / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\necho x >> {folder}/calls\n'
+        f"while [ ! -e {folder}/go ]; do sleep 0.05; done\n"
+        'while [ $# -gt 1 ]; do shift; done\n: > "$1"\n'
+    )
+    compiler.chmod(0o755)
+    (folder / "made").mkdir(mode=0o700)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(amx_build, "cpu_flags", lambda: amx_build.CPU_FLAGS)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(amx_build, "_folder", lambda: folder / "made")
+    return folder / "calls"
+
+
+def test_it_is_compiled_once_beside_what_else_loads(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = _slow_compiler(tmp_path, monkeypatch)
+    prepare_backend("auto", "cpu")
+    prepare_backend("torch_cpu", "cpu")
+    assert amx_build._begun is not None
+    assert not amx_build._begun.done(), "nothing has waited"
+    (tmp_path / "go").touch()
+    built = [amx_build.built() for _ in range(2)]
+    assert built[0] == built[1]
+    assert built[0].parent == tmp_path / "made"
+    assert calls.read_text() == "x\n"
+    assert [path.name for path in (tmp_path / "made").iterdir()] == [built[0].name]
+
+
+def test_a_process_that_ends_takes_its_compiler_along(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = _slow_compiler(tmp_path, monkeypatch)
+    begun = amx_build.begin()
+    while not calls.exists():
+        assert not begun.done(), begun.exception()
+        time.sleep(0.05)
+    amx_build._end(next(t for t in threading.enumerate() if t.name == "coread-amx"))
+    with pytest.raises(amx_build.AmxUnavailable, match="failed"):
+        begun.result()
+    assert not list((tmp_path / "made").iterdir())
+
+
+@pytest.mark.parametrize("name", ["reference", "torch", "triton"])
+def test_other_backends_compile_nothing(fresh: None, name: str) -> None:
+    prepare_backend(name, "cpu")
+    assert amx_build._begun is None
