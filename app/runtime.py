@@ -75,6 +75,9 @@ class _Browser:
 class Parts(Protocol):
     """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread."""
 
+    def prepare(self, settings: Settings) -> None:
+        """Begin in the background with what the engine will wait for; returns at once."""
+
     def engine(self, settings: Settings) -> EngineService: ...
     def database(self, path: Path) -> Database: ...
     def library(
@@ -89,6 +92,11 @@ class RealParts:
 
     def __init__(self) -> None:
         self._closing: list[Callable[[], None]] = []
+
+    def prepare(self, settings: Settings) -> None:
+        from engine import early
+
+        early.begin(settings.engine_config())
 
     def engine(self, settings: Settings) -> EngineService:
         from engine.service import EngineService
@@ -194,6 +202,10 @@ class Runtime:
         self._access = Access(self.settings, self._signer, self._token)
         return path
 
+    def prepare(self) -> None:
+        """Begin with what the language model will wait for. `start` does so too, which may be later."""
+        self._parts.prepare(self.settings)
+
     def start(self, *, answering: bool = True) -> None:
         """Begin to load in the background (needs a running event loop); `wait_ready` tells the outcome.
 
@@ -202,6 +214,8 @@ class Runtime:
         """
         if self._loading is None:
             self._state = "warming_up"
+            if answering:
+                self.prepare()
             self._loading = asyncio.create_task(self._load(answering), name="coread-load")
 
     async def wait_ready(self) -> None:

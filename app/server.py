@@ -212,6 +212,7 @@ def serve(runtime: Runtime, demo: gr.Blocks | None = None, announce: str = "") -
             print(announce, flush=True)
         # Gradio's copies of uploads lie where only this user can look, and are gone after a restart.
         os.environ["GRADIO_TEMP_DIR"] = str(runtime.upload_dir)
+        runtime.prepare()
         if demo is None:
             from app.pages.build import build_demo
 

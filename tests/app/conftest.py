@@ -34,6 +34,9 @@ class FakeParts:
     fake: FakeEngine = field(default_factory=FakeEngine)
     closing: list[Callable[[], None]] = field(default_factory=list)
 
+    def prepare(self, settings: Settings) -> None:
+        pass
+
     def engine(self, settings: Settings) -> Any:
         return self.fake
 
