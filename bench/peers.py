@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import load_settings
+from kernels import amx_build
 
 WORKLOADS = ("single", "short", "same-doc", "long-doc", "zipf")
 #: What every engine gets for its KV cache, bytes.
@@ -178,6 +179,12 @@ def convert_model(cache: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
+def forget_library() -> None:
+    """Remove what was compiled for the matrix unit, which lies beside Python's own compiled files."""
+    for built in (amx_build.FOLDER / "__pycache__").glob("amx-*.so"):
+        built.unlink()
+
+
 def measure(
     folder: Path, workloads: Sequence[str], runs: int, python: str, speculation: bool, starts: int = 1
 ) -> Rows:
@@ -199,6 +206,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="coread-peers-") as work:
         for name, rivals, replayed, times in calls:
             convert_model(Path(f"{work}/{name}-cache"))
+            forget_library()
             out = Path(work) / f"{name}.json"
             command = [
                 python, str(folder / "compare.py"), *replayed,

@@ -85,13 +85,19 @@ def test_every_workload_meets_the_rivals_that_its_goals_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[str]] = []
+    compiled = tmp_path / "__pycache__" / "amx-0123.so"
+    compiled.parent.mkdir()
+    compiled.touch()
 
     def run(command: list[str], check: bool) -> None:
+        assert not compiled.exists(), "a first start compiles"
+        compiled.touch()
         calls.append(command)
         Path(command[command.index("--out") + 1]).write_text(json.dumps([_row("ours")]))
 
     converted: list[Path] = []
     monkeypatch.setattr(peers, "convert_model", converted.append)
+    monkeypatch.setattr(peers.amx_build, "FOLDER", tmp_path)
     monkeypatch.setattr(peers.subprocess, "run", run)
     rows = peers.measure(tmp_path, peers.WORKLOADS, 3, "python", False, starts=3)
     assert [row["comparison"] for row in rows] == ["llamacpp", "vllm", "start_s-1", "start_s-2"]
