@@ -25,7 +25,7 @@ from app.knowledge import Knowledge, questions_about, shown_of
 from app.limits import Limits
 from app.live import HEARTBEAT_S, LiveTurn
 from app.looks import Look, Looks
-from app.pages.words import phrase
+from app.pages.words import Phrase, phrase
 from app.principal import Principal
 from app.prompting import Built, Prompter, Span
 from app.receipts import PrefillRate, receipt_json
@@ -294,8 +294,8 @@ class Chat:
                 async for update in updates:
                     yield update
             message = await asyncio.shield(self._save(turn, built))
-            notes = built.notes if turn.cut is None else (*built.notes, phrase("note.looped"))
-            yield Finished(message, await self._sources(turn, shown_of(message.references)), notes)
+            sources = await self._sources(turn, shown_of(message.references))
+            yield Finished(message, sources, self._notes(turn, built))
         finally:
             self._turns.pop(id, None)
             place.leave()
@@ -397,6 +397,10 @@ class Chat:
                 if (best := await self._best(turn, built, look)) is not None:
                     yield best
 
+    @staticmethod
+    def _notes(turn: Turn, built: Built) -> tuple[Phrase, ...]:
+        return built.notes if turn.cut is None else (*built.notes, phrase("note.looped"))
+
     def _save(self, turn: Turn, built: Built) -> asyncio.Task[Message]:
         """Store the answer, or the part there is of it, in a task of its own: once begun it comes to its end,
         whoever is cancelled or gone meanwhile, and no answer is stored twice."""
@@ -406,6 +410,8 @@ class Chat:
             receipt = turn.receipt
             if receipt is not None:
                 receipt = {**receipt, "sentences": cited.sentences}
+                if notes := self._notes(turn, built):
+                    receipt["notes"] = [note.stored() for note in notes]
             return await self._store.add_message(
                 turn.principal, turn.conversation.id, turn.asked, "assistant", turn.text,
                 status=turn.status, tokens=turn.tokens or None, model=self._engine.status().model,

@@ -22,6 +22,7 @@ from app import render
 from app.knowledge import shown_of
 from app.one_at_a_time import OneAtATime
 from app.principal import Principal
+from app.receipts import notes
 from app.runtime import Runtime
 from app.store import Message
 from app.updates import Source
@@ -127,6 +128,7 @@ def markdown(exported: dict[str, Any]) -> str:
             parts.append(f"*({message['status']})*")
         if limit := (message["receipt"] or {}).get("length_limit"):
             parts.append(f"*(ended at the length limit of {limit:,} tokens)*")
+        parts += [f"*({note})*" for note in notes(message["receipt"])]
         counts = (message["receipt"] or {}).get("sentences") or {}
         if sum(counts.values()) > 1:
             told = ", ".join(f"{n:,} {verdict}" for verdict, n in counts.items())

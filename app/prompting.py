@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.errors import NotFoundHere, StillWarmingUp
 from app.knowledge import Knowledge
-from app.pages.words import phrase
+from app.pages.words import Phrase, phrase
 from app.refusal import is_refusal
 from app.repetition import loop_start
 from app.settings import Settings
@@ -97,7 +97,7 @@ class Built:
 
     segments: tuple[Segment, ...]
     placed: tuple[Placed, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Phrase, ...] = ()
     #: The documents do not seem to hold an answer: there are no segments, and `placed` came closest.
     refused: bool = False
 
@@ -180,7 +180,7 @@ class Prompter:
         was found does not look as if it held an answer, the result is `refused`. Raises
         `rag.errors.PromptTooLong`, `InvalidQuery`.
         """
-        notes: list[str] = []
+        notes: list[Phrase] = []
         texts = await self._texts(readable, [*_spans_of(path), *(spans or ())])
         found: dict[Span, Ranking] = {}
         spare: list[Span] = []

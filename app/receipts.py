@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
-from app.pages.words import Words
+from app.pages.words import Phrase, Words, from_stored
 from app.render import size
 from engine.types import Receipt
 
@@ -39,14 +40,23 @@ class PrefillRate:
         return sum(t for t, _ in self._seen) / sum(s for _, s in self._seen), len(self._seen)
 
 
+def notes(receipt: Mapping[str, Any] | None) -> list[Phrase]:
+    """What a stored receipt says was left out of the prompt, or ended the answer; without what this version
+    cannot say."""
+    stored = (receipt or {}).get("notes")
+    found = map(from_stored, stored if isinstance(stored, list) else [])
+    return [note for note in found if note is not None]
+
+
 def receipt_json(receipt: Receipt, rate: PrefillRate | None = None) -> dict[str, Any]:
     """The receipt as it is stored, printed by `--json` and returned by the HTTP API.
 
     Bytes are means over the answer's steps, seconds are seconds; `ttft_s` and `tokens_per_s` are null
     where nothing was generated. `prefill_avoided_s` is an estimate: the reused tokens at
     `prefill_tokens_per_s`, the rate of this server's last `prefill_answers` answers, this one included; null
-    where nothing was measured yet. An answer on the page has beside these `sentences`, how many of its
-    sentences are verified, similar and unsupported, and `length_limit`, in tokens, where that ended it.
+    where nothing was measured yet. A stored answer has beside these `sentences`, how many of its
+    sentences are verified, similar and unsupported, `length_limit`, in tokens, where that ended it, and
+    `notes`, what was left out of its prompt or ended it, as `app.pages.words.Phrase.stored` gives them.
     """
     if rate is not None:
         rate.note(receipt)

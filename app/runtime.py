@@ -73,7 +73,8 @@ class _Browser:
 
 
 class Parts(Protocol):
-    """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread."""
+    """Makes the heavy parts; tests hand in their own. Each call may block and runs in a thread, but for
+    `prepare`."""
 
     def prepare(self, settings: Settings) -> None:
         """Begin in the background with what the engine will wait for; returns at once."""

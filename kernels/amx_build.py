@@ -7,13 +7,16 @@ lets both happen at once, and `built` waits for what began. Nothing here needs t
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -31,11 +34,14 @@ _OPTIONS = (
     "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vbmi", "-mamx-tile", "-mamx-bf16", "-mamx-int8",
 )  # fmt: skip
 _COMPILE_S = 120
-_END_S = 5
+#: For a compiler that was told to end.
+_END_S = 2
+#: What a process that was killed left behind is removed after this.
+_STALE_S = 3600
 _lock = threading.Lock()
 _begun: Future[Path] | None = None
-#: The compiler where it runs for `begin`; a process that ends does not wait for it.
 _running: list[subprocess.Popen[str]] = []
+_ending = threading.Event()
 
 
 class AmxUnavailable(RuntimeError):
@@ -43,21 +49,25 @@ class AmxUnavailable(RuntimeError):
 
 
 def begin() -> Future[Path]:
-    """Compile in a thread of its own, once in a process. The future's exception is `AmxUnavailable` where the
-    library cannot be had."""
+    """Compile in a thread of its own, once in a process; returns at once. `built` is to be asked for the
+    result."""
     global _begun
     with _lock:
         if _begun is None:
-            _begun = Future()
-            thread = threading.Thread(target=_fulfil, args=(_begun,), name="coread-amx", daemon=True)
-            atexit.register(_end, thread)
+            begun: Future[Path] = Future()
+            thread = threading.Thread(target=_fulfil, args=(begun,), name="coread-amx", daemon=True)
             thread.start()
+            atexit.register(_end, thread)
+            _begun = begun
         return _begun
 
 
 def built() -> Path:
     """The library, compiled anew where source, options or compiler changed. Raises `AmxUnavailable`."""
-    return begin().result()
+    try:
+        return begin().result()
+    except AmxUnavailable as error:
+        raise AmxUnavailable(str(error)) from None  # each caller's own
 
 
 def _fulfil(future: Future[Path]) -> None:
@@ -69,9 +79,11 @@ def _fulfil(future: Future[Path]) -> None:
 
 def _end(thread: threading.Thread) -> None:
     """When the process ends, so does the compiler, and what it has made so far goes."""
-    for process in _running:
-        process.kill()
-    thread.join(_END_S)
+    _ending.set()
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in list(_running):
+            _signal(process, sign)
+        thread.join(_END_S)
 
 
 def cpu_flags() -> frozenset[str]:
@@ -99,10 +111,11 @@ def _compiler() -> str:
 
 def _compile(compiler: str) -> Path:
     version = _run([compiler, "--version"])
-    texts = [(FOLDER / name).read_text("utf-8") for name in (*SOURCES, *HEADERS)]
-    key = hashlib.sha256("\0".join([*texts, version, *_OPTIONS]).encode()).hexdigest()[:16]
     try:
+        texts = [(FOLDER / name).read_text("utf-8") for name in (*SOURCES, *HEADERS)]
+        key = hashlib.sha256("\0".join([*texts, version, *_OPTIONS]).encode()).hexdigest()[:16]
         folder = _folder()
+        _tidy(folder)
         built = folder / f"amx-{key}.so"
         if not built.exists():
             with tempfile.TemporaryDirectory(dir=folder, prefix="amx-") as made:
@@ -112,6 +125,13 @@ def _compile(compiler: str) -> Path:
     except OSError as error:
         raise AmxUnavailable(f"there is no place for the compiled library: {error}") from error
     return built
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a process that was killed while it compiled has left."""
+    for left in folder.glob("amx-*"):
+        if left.is_dir() and time.time() - left.stat().st_mtime > _STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _folder() -> Path:
@@ -136,19 +156,31 @@ def _cache() -> Path:
 
 
 def _run(command: list[str]) -> str:
+    """What a command prints. It has a process group of its own: g++ itself only starts what compiles, and
+    that holds the pipes."""
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         raise AmxUnavailable(f"{command[0]} did not run: {error}") from error
     _running.append(process)
     try:
+        if _ending.is_set():
+            _signal(process, signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=_COMPILE_S)
     except subprocess.TimeoutExpired as error:
-        process.kill()
+        _signal(process, signal.SIGKILL)
         process.communicate()
-        raise AmxUnavailable(f"{command[0]} did not run: {error}") from error
+        raise AmxUnavailable(f"{command[0]} did not end: {error}") from error
     finally:
         _running.remove(process)
     if process.returncode:
         raise AmxUnavailable(f"{command[0]} failed: {stderr.strip()[-500:]}")
     return stdout
+
+
+def _signal(process: subprocess.Popen[str], sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, sign)

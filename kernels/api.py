@@ -297,11 +297,12 @@ def check_copies(copies: Sequence[BlockCopy], block_size: int) -> None:
 
 def prepare_backend(name: str, device: torch.device | str) -> None:
     """Begin in the background with what `get_backend` of the same arguments would wait for."""
-    if _settled(name, torch.device(device)) == "torch_cpu":
+    device = torch.device(device)
+    if device.type == "cpu" and _resolved_name(name, device) == "torch_cpu":
         amx_build.begin()
 
 
-def _settled(name: str, device: torch.device) -> str:
+def _resolved_name(name: str, device: torch.device) -> str:
     if name != "auto":
         return name
     if device.type != "cuda":
@@ -316,7 +317,7 @@ def get_backend(name: str, device: torch.device | str) -> AttentionBackend:
     Raises `BackendUnavailable` where the device cannot run it; nothing falls back silently.
     """
     device = torch.device(device)
-    name = _settled(name, device)
+    name = _resolved_name(name, device)
     if name == "reference":
         from kernels.reference import ReferenceBackend
 

@@ -20,6 +20,8 @@ from app.store import Conversation
 from app.text import one_line
 
 T = TypeVar("T")
+#: Times that the list is made for a page whose search changes meanwhile.
+_ATTEMPTS = 3
 #: Pages whose state is remembered; the ones that were used longest ago are forgotten.
 _MAX_SCREENS = 10_000
 
@@ -64,56 +66,59 @@ class ConversationHandlers:
             principal = self._principal(request)
             documents = await self._runtime.knowledge.documents(principal)
             collections = await self._runtime.collections.readable(principal)
+            listed = await self.listed(request, conversation)
             return {
                 "document": gr.update(choices=choices_of(documents, collections, words.of(request.headers))),
-                **await self.listed(request, conversation),
+                **listed,
+                **_searchable(listed),
             }
         except AppError as error:
             tell(error, request)
             return {}
 
-    async def listed(
-        self, request: gr.Request, current: str | None, query: str | None = None
-    ) -> dict[str, Any]:
-        """The list: all of it, or what matches `query` (default: what the page searched for last). It is made
-        anew whenever an answer ends, so what stands in the boxes for a search and for a title is left alone:
-        somebody may be typing there."""
-        w = words.of(request.headers)
-        if query is None:
-            query = self._searched.get(_page(request), "")
-        listed = await self._runtime.store.conversations(self._principal(request), query=query)
+    async def listed(self, request: gr.Request, current: str | None) -> dict[str, Any]:
+        """The list: all of it, or what matches the page's search. It is made anew whenever an answer ends, so
+        what stands in the boxes for a search and for a title is left alone: somebody may be typing there."""
+        w, page = words.of(request.headers), _page(request)
+        for _ in range(_ATTEMPTS):
+            query = self._searched.get(page, "")
+            listed = await self._runtime.store.conversations(self._principal(request), query=query)
+            if self._searched.get(page, "") == query:
+                break  # else another search began meanwhile
         choices = [(one_line(talk.title) or w("chat.untitled"), talk.id) for talk in listed]
-        searching = bool(query.strip())
-        there = gr.update(visible=bool(choices) or searching)
         return {
-            "history": {
-                **there,
-                "choices": choices,
-                "value": current if any(talk.id == current for talk in listed) else None,
-                "label": w("chat.none_found" if searching and not choices else "chat.history"),
-            },
-            "search": there,
+            "history": gr.update(
+                choices=choices,
+                value=current if any(talk.id == current for talk in listed) else None,
+                visible=bool(choices or query),
+                label=w("chat.none_found" if query and not choices else "chat.history"),
+            )
         }
 
-    async def after_turn(self, request: gr.Request, conversation: str, first: bool) -> dict[str, Any]:
-        """The sidebar when a turn has ended; after the `first` one the conversation has a title."""
+    async def after_turn(self, request: gr.Request, conversation: str, untitled: bool) -> dict[str, Any]:
+        """The sidebar when a turn has ended. A conversation that was `untitled` before it has a title now, of
+        its first question."""
         listed = await self.listed(request, conversation)
-        if not first:
+        if not untitled:
             return listed
-        return {
-            **listed,
-            **_opened(await self._runtime.store.conversation(self._principal(request), conversation)),
-        }
+        talk = await self._runtime.store.conversation(self._principal(request), conversation)
+        return {**listed, **_searchable(listed), **_opened(talk)}
 
     async def search(self, query: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
         """List the conversations whose title or messages contain `query`."""
+        page, wanted = _page(request), " ".join(str(query).split())
+        before = self._searched.pop(page, "")
+        if wanted:
+            _remember(self._searched, page, wanted)
         try:
-            listed = await self.listed(request, conversation, str(query))
-            _remember(self._searched, _page(request), str(query))  # not one that was refused
-            return listed
+            listed = await self.listed(request, conversation)
         except AppError as error:
+            self._searched.pop(page, None)
+            if before:
+                _remember(self._searched, page, before)
             tell(error, request)
             return {}
+        return listed if wanted else {**listed, **_searchable(listed)}
 
     async def rename(self, title: str, conversation: str | None, request: gr.Request) -> dict[str, Any]:
         """Give the conversation on screen another title."""
@@ -169,7 +174,8 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             await self._runtime.chat.delete(principal, conversation)
-            return {**await self.new(request), **await self.listed(request, None)}
+            listed = await self.listed(request, None)
+            return {**await self.new(request), **listed, **_searchable(listed)}
         except Exception as error:
             tell(error, request)
             return {}
@@ -215,11 +221,6 @@ class ConversationHandlers:
             return {}
 
 
-def gone() -> dict[str, Any]:
-    """No conversation is on screen."""
-    return _opened(None)
-
-
 def _page(request: gr.Request) -> str:
     return str(getattr(request, "session_hash", ""))
 
@@ -229,6 +230,11 @@ def _remember(pages: OrderedDict[str, T], page: str, value: T) -> None:
     pages.move_to_end(page)
     if len(pages) > _MAX_SCREENS:
         pages.popitem(last=False)
+
+
+def _searchable(listed: dict[str, Any]) -> dict[str, Any]:
+    """The search box is there where the list is. Sent only where that may have changed."""
+    return {"search": gr.update(visible=listed["history"]["visible"])}
 
 
 def _opened(talk: Conversation | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import gradio as gr
 from app import receipts, render
 from app.errors import AppError, NotFoundHere
 from app.pages import library_source, transcript, words
-from app.pages.conversations import ConversationHandlers, asked_of, busy, gone, idle, tell
+from app.pages.conversations import ConversationHandlers, asked_of, busy, idle, tell
 from app.pages.words import phrase
 from app.principal import Principal
 from app.runtime import Runtime
@@ -51,8 +51,7 @@ class ChatHandlers:
         try:
             await self._runtime.store.conversation(self._principal(request), wanted)
         except AppError:
-            yield gone()  # deleted meanwhile, or somebody else's browser now
-            return
+            return  # deleted meanwhile, or somebody else's browser now
         async with aclosing(self.open(wanted, request)) as outputs:
             async for output in outputs:
                 yield output
@@ -76,7 +75,7 @@ class ChatHandlers:
         except Exception as error:
             tell(error, request)
             return
-        outputs = self._stream(request, chosen, before, live.view(), None)
+        outputs = self._stream(request, chosen, before, live.view(), None, not shown.get("title"))
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
@@ -94,15 +93,17 @@ class ChatHandlers:
                 conversation = (await self._runtime.store.create(principal)).id
             await self._runtime.store.set_document(principal, conversation, *library_source.chosen(document))
             before = await self._conversations.entries(principal, conversation, w)
+            untitled = not (await self._runtime.store.conversation(principal, conversation)).title
             updates = self._runtime.chat.ask(principal, conversation, question)
         except Exception as error:
             tell(error, request)
             yield idle(words.of(request.headers), question)
             return
-        first = not any(entry["role"] == "assistant" for entry in before)
         before.append(transcript.user_entry(question, w))
         yield {**busy(w, ""), "conversation": conversation, "memory": conversation}
-        async with aclosing(self._stream(request, conversation, before, updates, question, first)) as outputs:
+        async with aclosing(
+            self._stream(request, conversation, before, updates, question, untitled)
+        ) as outputs:
             async for output in outputs:
                 yield output
 
@@ -155,16 +156,15 @@ class ChatHandlers:
         before: list[transcript.Entry],
         updates: AsyncGenerator[Update, None],
         question: str | None,
-        first: bool = False,
+        untitled: bool = False,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Show a running turn until it ends or the page shows something else. A refused `question` goes back
-        into its box; a conversation's `first` answer makes it one that has a title."""
+        into its box; a conversation that was `untitled` has a title afterwards."""
         principal, on_screen = self._principal(request), self._conversations.take(request)
         w = words.of(request.headers)
         text, stage, shown = "", w("stage.searching"), 0.0
         found: tuple[Source, ...] = ()
         best: Best | None = None
-        lists: dict[str, Any] = {}
         yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w)]}
         try:
             async for update in updates:
@@ -193,27 +193,40 @@ class ChatHandlers:
                         # As it is stored, with its links, and this once what was left out and why.
                         entries = await self._conversations.entries(principal, conversation, w)
                         entries += transcript.notes_entries(update.notes, w)
-                        lists = await self._conversations.after_turn(request, conversation, first)
-                        yield {**idle(w), "chat": entries, **lists}
+                        if not on_screen():
+                            return
+                        yield {**idle(w), "chat": entries}
+                        lists = await self._conversations.after_turn(request, conversation, untitled)
+                        if on_screen():
+                            yield lists
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w, best)]}
         except Exception as error:
             if not on_screen() or self._runtime.state == "stopped":  # then no store can be asked any more
                 return
             tell(error, request)
-            lists = {}
             try:
                 entries = await self._conversations.entries(principal, conversation, w)
-                if entries:  # else it was refused, and is no conversation yet
-                    lists = await self._conversations.after_turn(request, conversation, first)
             except Exception as trouble:  # the store it failed on: what is on screen stays
                 log.warning("a conversation could not be read after its answer failed: %s", trouble)
                 entries = [
                     *before,
                     *([{"role": "assistant", "content": render.answer(text)}] if text else []),
                 ]
+                untitled = False
+            # One whose first question was refused is no conversation yet.
+            stored = untitled and bool(entries)
             entries += transcript.notes_entries([w.sentence(error)], w)  # stays when the notice has gone
-            yield {**idle(w, question if not text else None), "chat": entries, **lists}
+            yield {**idle(w, question if not text else None), "chat": entries}
+            if not stored:
+                return
+            try:
+                lists = await self._conversations.after_turn(request, conversation, untitled)
+            except Exception as trouble:  # told already
+                log.warning("the list could not be made after an answer failed: %s", trouble)
+                return
+            if on_screen():
+                yield lists
         finally:
             await updates.aclose()  # takes this viewer away
 

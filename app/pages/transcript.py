@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import receipts, render
-from app.pages.words import Words
+from app.pages.words import Phrase, Words
 from app.refusal import CLOSEST, is_refusal
 from app.store import Message, Ranking
 from app.updates import Best, Source
@@ -20,6 +20,8 @@ SOURCE_LINK = "#cr-source-{message}-{number}"
 _VERDICTS = ("verified", "similar", "unsupported", CLOSEST)
 #: Branches whose cost is listed; a click goes through all.
 _MAX_COSTS = 8
+#: Notes that stand under their answer for good; the others are in its receipt.
+_LASTING = ("note.looped",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def answer_entries(
         extra.append(f"*{w('answer.length', n=limit)}*")
     if message.receipt is not None and (line := sentences_line(message.receipt.get("sentences"), w)):
         extra.append(line)
+    notes = receipts.notes(message.receipt)
+    extra += [f"*{render.plain(w.tell(note))}*" for note in notes if note.key in _LASTING]
     extra += [" ".join(_chip(source, message.id, w) for source in sources)] if sources else []
     extra.append(_tools(message, w))
     if branch is not None and (switcher := branch.switcher(w)):
@@ -126,7 +130,10 @@ def answer_entries(
         entries.append(
             {
                 "role": "assistant",
-                "content": receipts.table(message.receipt, w, titles),
+                "content": "\n\n".join(
+                    [receipts.table(message.receipt, w, titles)]
+                    + [render.plain(w.tell(note)) for note in notes if note.key not in _LASTING]
+                ),
                 "metadata": {"title": receipts.headline(message.receipt, w), "status": "done"},
             }
         )
@@ -193,8 +200,10 @@ def _title(source: Source, w: Words) -> str:
 
 
 def notes_entries(notes: Sequence[str], w: Words) -> list[Entry]:
-    """What was left out of an answer's prompt and why, said once."""
-    text = "\n\n".join(f"*{render.plain(w.tell(note))}*" for note in notes)
+    """What was left out of an answer's prompt and why, said once; then it stands in the receipt. What ended
+    the answer stands under it already."""
+    said = [note for note in notes if not isinstance(note, Phrase) or note.key not in _LASTING]
+    text = "\n\n".join(f"*{render.plain(w.tell(note))}*" for note in said)
     return [{"role": "assistant", "content": text}] if text else []
 
 

@@ -70,6 +70,18 @@ class Phrase(str):
     key: str
     values: Mapping[str, Any]
 
+    def stored(self) -> dict[str, Any]:
+        """For JSON: its key and its values (see `from_stored`)."""
+        return {"key": self.key, "values": dict(self.values)}
+
+
+def from_stored(made: Any) -> Phrase | None:
+    """A phrase that was stored; None for one that this version does not know."""
+    try:
+        return phrase(made["key"], **made["values"])
+    except (KeyError, TypeError, ValueError, IndexError):
+        return None
+
 
 def phrase(key: str, **values: Any) -> Phrase:
     """The text `key`, filled, as a `Phrase`. Raises `UnknownText`."""

@@ -39,10 +39,10 @@ _PAGE: Mapping[str, tuple[str, str]] = MappingProxyType({
     "chat.empty": (
         "### Many readers, one copy\n\nAsk about the documents, and check each answer against the passage under "
         "it. When somebody else reads the same document, the memory that the model needs for it is kept **once** "
-        "for both of you; the panel beside this shows what that saves.\n\n**Your own file:** open the sidebar "
+        "for both of you; the memory panel shows what that saves.\n\n**Your own file:** open the sidebar "
         "(top left), then *Your own documents*. Only you can read what you add.",
         "### 眾人共讀，一份記憶\n\n針對文件提問，並用答案下方的段落核對每個答案。有別人也在讀同一份文件時，模型為它所需的"
-        "記憶只保留**一份**，由你們共用；旁邊的面板顯示省下了多少。\n\n**用你自己的檔案：** 打開左上角的側邊欄，再點"
+        "記憶只保留**一份**，由你們共用；記憶面板會顯示省下了多少。\n\n**用你自己的檔案：** 打開左上角的側邊欄，再點"
         "*你自己的文件*。你加入的文件只有你能讀。",
     ),
     "chat.new": ("New conversation", "新對話"),

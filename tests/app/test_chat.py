@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app import commands
+from app import commands, exports, render
 from app.chat import Invitation
 from app.errors import NotFoundHere, QuestionRefused, SignedOut, TurnRunning
 from app.live import HEARTBEAT_S
 from app.pages import transcript
-from app.pages.words import ENGLISH, Words
+from app.pages.words import ENGLISH, LANGUAGES, Words, phrase
 from app.principal import OWNER, Principal
 from app.prompting import Span
 from app.refusal import CLOSEST, is_refusal, refusal
@@ -215,10 +216,37 @@ async def test_a_model_that_loops_is_stopped(runtime: Runtime, engine: FakeEngin
     assert finished.message.text == "It opens at six. It is a bakery."
     assert finished.message.status == "complete"
     assert "repeat itself" in finished.notes[0]
+    path = await runtime.store.path(ANN, talk)
+    for language in LANGUAGES:
+        w = Words(language)
+        shown = str(transcript.answer_entries(path[1], (), w))
+        assert render.plain(w("note.looped")) in shown, "after a reload too"
+    text = exports.markdown(await exports.export(runtime, ANN, talk))
+    assert f"*({finished.notes[0]})*" in text
+    assert transcript.notes_entries(finished.notes, ENGLISH) == [], "it stands under the answer"
     engine.script = says("Yes.")
     await ask(runtime, ANN, "Go on?", talk)
     assert "It is a bakery." not in prompt_of(engine)
     assert QUESTION not in prompt_of(engine)
+
+
+async def test_what_was_left_out_stays_in_the_receipt(runtime: Runtime, engine: FakeEngine) -> None:
+    _, finished = await ask(runtime, ANN)
+    notes = (phrase("note.passages", n=2), phrase("note.lost"))
+    stored = json.loads(
+        json.dumps({**(finished.message.receipt or {}), "notes": [n.stored() for n in notes]})
+    )
+    message = replace(finished.message, receipt=stored)
+    for w in map(Words, LANGUAGES):
+        *_, shown = transcript.answer_entries(message, (), w)
+        assert render.plain(w("note.passages", n=2)) in shown["content"]
+        assert render.plain(w("note.lost")) in shown["content"]
+        assert render.plain(w("note.lost")) in str(transcript.notes_entries(notes, w)), (
+            "and is said when the answer ends"
+        )
+    for wrong in (None, {}, 3, "x", [None, 3, {"key": "note.of another version", "values": {}}]):
+        message = replace(finished.message, receipt={**stored, "notes": wrong})
+        assert "note" not in str(transcript.answer_entries(message, (), ENGLISH)[-1]["content"])
 
 
 async def test_an_answer_cut_by_its_length_says_so(runtime: Runtime, engine: FakeEngine) -> None:

@@ -159,13 +159,18 @@ async def test_the_page_lists_filters_and_renames(
     assert "opened" not in loaded
     filtered = await handlers.search("bakery", other, request)
     assert [id for _, id in filtered["history"]["choices"]] == [talk]
-    assert "value" not in filtered["search"], "what is being typed stays"
+    assert "search" not in filtered, "what is being typed stays"
     assert (await handlers.search("zebra", None, request))["history"]["visible"] is True
     assert (await handlers.load(None, request))["history"]["choices"] == [], "still searched for"
     monkeypatch.setattr("gradio.Warning", lambda text, **_: None)
     assert await handlers.search("x" * 10_000, None, request) == {}
     assert (await handlers.load(None, request))["history"]["choices"] == [], "that one was refused"
-    assert (await handlers.search("", None, request))["history"]["visible"] is True
+    cleared = await handlers.search("  \n" + " " * 100_000, None, request)
+    assert len(cleared["history"]["choices"]) == 2
+    assert handlers._searched == {}, "nothing is kept for who searches for nothing"
+    await handlers.search("zebra \n" + " " * 100_000, None, request)
+    assert list(handlers._searched.values()) == ["zebra"]
+    await handlers.search("", None, request)
     opened = await handlers.open(talk, request)
     assert opened["title"] == "When does the bakery open?"
     renamed = await handlers.rename(" Bread\n", talk, request)
@@ -186,13 +191,63 @@ async def test_an_answer_that_ends_leaves_what_is_being_typed(runtime: Runtime, 
         outputs = [o async for o in handlers.ask(QUESTION, conversation, None, request)]
         conversation = next(o["conversation"] for o in outputs if "conversation" in o)
         last = outputs[-1]
-        written.append({name for name in last if name != "chat" and "value" in last[name]} & {"search"})
-        written[-1] |= {"title"} & set(last)
+        written.append({"search", "title"} & set(last))
+        assert "value" not in last.get("search", {})
         assert last["history"]["value"] == conversation
-    assert written == [{"title"}, set()], "the first answer gives a title, no other touches it"
+    assert written == [{"search", "title"}, set()], "the first answer gives a title, no other touches it"
     await talks.search("zebra", conversation, request)
     outputs = [o async for o in handlers.regenerate(conversation, request)]
     assert outputs[-1]["history"]["choices"] == [], "the list stays what was searched for"
+
+
+async def test_a_search_that_changes_while_the_list_is_made_decides(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = ConversationHandlers(runtime)
+    ann, request = browser(runtime)
+    talk, _ = await ask(runtime, ann, "When does the bakery open?")
+    await ask(runtime, ann)
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    conversations = runtime.store.conversations
+
+    async def slowly(who: Principal, query: str = "") -> Any:
+        found = await conversations(who, query=query)
+        if not query:
+            asked.set()
+            await go_on.wait()
+        return found
+
+    monkeypatch.setattr(runtime.store, "conversations", slowly)
+    after_turn = asyncio.create_task(handlers.listed(request, talk))
+    await asked.wait()
+    await handlers.search("bakery", talk, request)
+    go_on.set()
+    assert [id for _, id in (await after_turn)["history"]["choices"]] == [talk]
+
+
+async def test_what_comes_late_is_not_written_on_another_conversation(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talks = ConversationHandlers(runtime)
+    handlers = ChatHandlers(runtime, talks)
+    ann, request = browser(runtime)
+    await ask(runtime, ann, "When does the bakery open?")
+    for late in ("entries", "after_turn"):
+        whole = getattr(talks, late)
+
+        async def slowly(*given: Any, whole: Any = whole) -> Any:
+            made = await whole(*given)
+            talks.take(request)  # the person opens another one
+            return made
+
+        outputs = []
+        async for output in handlers.ask(QUESTION, None, None, request):
+            outputs.append(output)
+            if "Stop" in str(output.get("question", "")):
+                monkeypatch.setattr(talks, late, slowly)
+        monkeypatch.undo()
+        assert ("history" in outputs[-1]) is False
+        assert ("Receipt" in str(outputs[-1].get("chat", ""))) is (late == "after_turn")
 
 
 async def test_a_first_question_that_failed_is_listed(
@@ -203,6 +258,7 @@ async def test_a_first_question_that_failed_is_listed(
     handlers = ChatHandlers(runtime, ConversationHandlers(runtime))
     _, request = browser(runtime)
     outputs = [o async for o in handlers.ask(QUESTION, None, None, request)]
+    assert "The device is gone" in str(outputs[-2]["chat"])
     assert outputs[-1]["title"] == QUESTION
     assert outputs[-1]["opened"]["visible"] is True
     assert len(outputs[-1]["history"]["choices"]) == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import string
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from app.errors import QuestionRefused, TitleRefused
 from app.pages import words, words_page
 from app.pages.build import build_demo
-from app.pages.words import LANGUAGES, MARK, TEXTS, Words, filled, phrase
+from app.pages.words import LANGUAGES, MARK, TEXTS, Words, filled, from_stored, phrase
 from app.render import counted
 from app.runtime import Runtime
 from app.server import create_app
@@ -52,6 +54,16 @@ def test_one_and_many() -> None:
     assert filled("{n:,} block|{n:,} blocks", {"n": 1}) == "1 block"
     assert filled("{n:,} block|{n:,} blocks", {"n": 1_200}) == "1,200 blocks"
     assert Words("zh-Hant")("stage.queue", place=2) == "排隊中，第 2 位"
+
+
+def test_a_stored_phrase_is_said_in_every_language() -> None:
+    stored = json.loads(json.dumps(phrase("stage.queue", place=2).stored()))
+    assert Words("zh-Hant").tell(from_stored(stored) or "") == "排隊中，第 2 位"
+    # What another version stored, or a hand: left out, and never an error.
+    values: list[Any] = [None, {}, {"place": []}, {"place": "two"}, {"key": "twice"}, []]
+    wrong = [{"key": "stage.queue", "values": each} for each in values]
+    for unknown in (*wrong, {"key": "no.such", "values": {}}, {}, None, "x", 3):
+        assert from_stored(unknown) is None
 
 
 #: A number that no `n` decides about, before a noun that stands for many: "1 open readers".

@@ -128,10 +128,12 @@ async def test_what_is_typed_beside_an_answer_stays(served: Served, browser: Bro
     title = page.locator("#cr-title input, #cr-title textarea").first
     search = page.locator("#cr-search input, #cr-search textarea").first
     listed = page.locator("#cr-history label")
-    await search.fill("zebra")
-    await page.get_by_text("No conversation contains that").wait_for()
-    await title.fill("Bread and rye")
-    ended.set()
+    try:
+        await search.fill("zebra")
+        await page.get_by_text("No conversation contains that").wait_for()
+        await title.fill("Bread and rye")
+    finally:
+        ended.set()
     await ann.answered(2)
     # What comes after the answer has come when the page does the next thing.
     await search.fill("bakery")

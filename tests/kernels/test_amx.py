@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import platform
 import threading
 import time
@@ -174,6 +176,8 @@ def test_what_it_does_not_read_is_left_to_torch(change: object) -> None:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(amx_build, "_begun", None)
+    monkeypatch.setattr(amx_build, "_ending", threading.Event())
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
     amx.library.cache_clear()
     yield
     amx.library.cache_clear()
@@ -277,21 +281,86 @@ def test_it_is_compiled_once_beside_what_else_loads(
     assert [path.name for path in (tmp_path / "made").iterdir()] == [built[0].name]
 
 
+def _compiler_that_starts_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As g++ does: what compiles is its child and holds the pipes. Where the child's process id will be."""
+    calls = _slow_compiler(folder, monkeypatch)
+    (folder / "compiler").write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n'
+        f"sh -c 'echo $$ > {folder}/child.new; mv {folder}/child.new {folder}/child; exec sleep 600'\n"
+    )
+    return calls.with_name("child")
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def test_a_process_that_ends_takes_its_compiler_along(
     fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = _slow_compiler(tmp_path, monkeypatch)
+    child = _compiler_that_starts_another(tmp_path, monkeypatch)
+    before = set(threading.enumerate())
     begun = amx_build.begin()
-    while not calls.exists():
-        assert not begun.done(), begun.exception()
+    thread = next(t for t in threading.enumerate() if t not in before)
+    while not child.exists():
+        assert thread.is_alive(), begun.exception()
         time.sleep(0.05)
-    amx_build._end(next(t for t in threading.enumerate() if t.name == "coread-amx"))
+    amx_build._end(thread)
+    assert not thread.is_alive()
     with pytest.raises(amx_build.AmxUnavailable, match="failed"):
-        begun.result()
+        amx_build.built()
+    assert _gone(int(child.read_text()))
     assert not list((tmp_path / "made").iterdir())
+    with pytest.raises(amx_build.AmxUnavailable, match="failed"):  # what would only begin now
+        amx_build._run([str(tmp_path / "compiler"), "x"])
 
 
-@pytest.mark.parametrize("name", ["reference", "torch", "triton"])
-def test_other_backends_compile_nothing(fresh: None, name: str) -> None:
-    prepare_backend(name, "cpu")
+def test_a_compiler_that_hangs_is_given_up(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = _compiler_that_starts_another(tmp_path, monkeypatch)
+    monkeypatch.setattr(amx_build, "_COMPILE_S", 1)
+    with pytest.raises(amx_build.AmxUnavailable, match="did not end"):
+        amx_build.built()
+    assert not child.exists() or _gone(int(child.read_text()))
+
+
+def test_a_thread_that_cannot_be_started_is_no_lasting_fault(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _slow_compiler(tmp_path, monkeypatch)
+    (tmp_path / "go").touch()
+
+    def none(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none)
+        with pytest.raises(RuntimeError, match="new thread"):
+            amx_build.built()
+    assert amx_build.built().exists()
+
+
+def test_what_a_killed_process_left_is_removed(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _slow_compiler(tmp_path, monkeypatch)
+    (tmp_path / "go").touch()
+    old, new = tmp_path / "made" / "amx-old", tmp_path / "made" / "amx-new"
+    for folder in (old, new):
+        folder.mkdir()
+        (folder / "built.so").touch()
+    os.utime(old, (0, 0))
+    built = amx_build.built()
+    assert set((tmp_path / "made").iterdir()) == {new, built}
+
+
+@pytest.mark.parametrize(
+    ("name", "device"), [("reference", "cpu"), ("torch", "cpu"), ("triton", "cpu"), ("torch_cpu", "cuda")]
+)
+def test_other_backends_compile_nothing(fresh: None, name: str, device: str) -> None:
+    prepare_backend(name, device)
     assert amx_build._begun is None
