@@ -45,6 +45,8 @@ State = Literal["new", "warming_up", "ready", "failed", "stopped"]
 #: At most so long does an engine that could answer wait for the documents behind the suggested questions.
 #: Reading them takes seconds and began while the model was loaded; more means that something is wrong.
 SUGGESTED_WAIT_S = 60.0
+#: How long a server that ends waits for its engine's thread: while it answers, and while it loads.
+_ENGINE_STOP_S, _LOADING_STOP_S = 10.0, 0.5
 
 
 def engine_json(status: EngineStatus) -> dict[str, Any]:
@@ -354,8 +356,14 @@ class Runtime:
             await self._chat.close()
         engine, database = self._engine, self._database
         self._engine = self._library = self._database = None
-        stops = (engine.stop if engine else None, self._parts.close, database.close if database else None)
-        for stop in stops:
+        if engine is not None:
+            # A model that is being loaded cannot be stopped, and nobody waits for what it would answer.
+            patience = _LOADING_STOP_S if engine.status().state == "starting" else _ENGINE_STOP_S
+            try:
+                await asyncio.to_thread(engine.stop, patience)
+            except EngineError as error:
+                log.warning("%s", error)
+        for stop in (self._parts.close, database.close if database else None):
             if stop is not None:
                 await asyncio.to_thread(stop)
         if self._data_dir is not None:

@@ -14,7 +14,7 @@ from gradio.components import Navbar
 
 from app.dashboard.page import build_dashboard, feed_script
 from app.knowledge import suggested_questions
-from app.pages.conversations import ConversationHandlers
+from app.pages.conversations import HIDDEN, ConversationHandlers
 from app.pages.desk import build_desk, say_script
 from app.pages.handlers import ChatHandlers
 from app.pages.library_page import build_library
@@ -74,10 +74,10 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
             search = gr.Textbox(
                 label=mark("chat.search"), show_label=False,
                 placeholder=mark("chat.search_hint"),
-                elem_id="cr-search", visible=False, max_length=MAX_QUERY,
+                elem_id="cr-search", visible=HIDDEN, max_length=MAX_QUERY,
             )  # fmt: skip
-            history = gr.Radio([], label=mark("chat.history"), elem_id="cr-history", visible=False)
-            with gr.Accordion(mark("chat.opened"), open=False, visible=False) as opened:
+            history = gr.Radio([], label=mark("chat.history"), elem_id="cr-history", visible=HIDDEN)
+            with gr.Accordion(mark("chat.opened"), open=False, visible=HIDDEN) as opened:
                 title = gr.Textbox(
                     label=mark("chat.title"), max_lines=1, max_length=MAX_TITLE, elem_id="cr-title"
                 )
@@ -216,8 +216,5 @@ def _streamed(
         async with aclosing(fn(*args, **kwargs)) as updates:
             async for update in updates:
                 yield convert(update)
-        # When a stream has ended, Gradio sends its last update once more, over what a person has typed since
-        # (gradio 6.31, `handle_streaming_diffs` with `final`). This one changes nothing.
-        yield gr.skip()
 
     return handler

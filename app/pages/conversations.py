@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import gradio as gr
 
@@ -20,6 +20,9 @@ from app.store import Conversation
 from app.text import one_line
 
 T = TypeVar("T")
+#: In the page, not on screen. What is not there at all (`False`) is made when it is first shown; Gradio
+#: (6.31, `register_component`) keeps updates for it until then and applies them late, over a newer one.
+HIDDEN: Literal["hidden"] = "hidden"
 #: Times that the list is made for a page whose search changes meanwhile.
 _ATTEMPTS = 3
 #: Pages whose state is remembered; the ones that were used longest ago are forgotten.
@@ -90,7 +93,7 @@ class ConversationHandlers:
             "history": gr.update(
                 choices=choices,
                 value=current if any(talk.id == current for talk in listed) else None,
-                visible=bool(choices or query),
+                visible=_shown(bool(choices or query)),
                 label=w("chat.none_found" if query and not choices else "chat.history"),
             )
         }
@@ -127,7 +130,9 @@ class ConversationHandlers:
         try:
             principal = self._principal(request)
             stored = await self._runtime.store.rename(principal, conversation, str(title))
-            return {**await self.listed(request, conversation), "title": stored}
+            listed = await self.listed(request, conversation)
+            # Where it is stored as it was sent, nothing is written over what is typed meanwhile.
+            return listed if stored == title else {**listed, "title": stored}
         except AppError as error:
             tell(error, request)
             return {}
@@ -237,9 +242,15 @@ def _searchable(listed: dict[str, Any]) -> dict[str, Any]:
     return {"search": gr.update(visible=listed["history"]["visible"])}
 
 
+def _shown(there: bool) -> bool | Literal["hidden"]:
+    """Not shown is `HIDDEN`."""
+    return True if there else HIDDEN
+
+
 def _opened(talk: Conversation | None) -> dict[str, Any]:
     """The part of the sidebar that is about the conversation on screen."""
-    return {"opened": gr.update(visible=talk is not None), "title": talk.title if talk is not None else ""}
+    title = talk.title if talk is not None else ""
+    return {"opened": gr.update(visible=_shown(talk is not None)), "title": title}
 
 
 def busy(w: Words, value: str | None = None) -> dict[str, Any]:

@@ -193,14 +193,15 @@ class ChatHandlers:
                         # As it is stored, with its links, and this once what was left out and why.
                         entries = await self._conversations.entries(principal, conversation, w)
                         entries += transcript.notes_entries(update.notes, w)
-                        if not on_screen():
-                            return
-                        yield {**idle(w), "chat": entries}
-                        lists = await self._conversations.after_turn(request, conversation, untitled)
+                        ended = await self._conversations.after_turn(request, conversation, untitled)
                         if on_screen():
-                            yield lists
+                            # All at once: until its stream has ended the page takes no other question.
+                            yield {**idle(w), "chat": entries, **ended}
                         return
                 yield {"chat": [*before, *transcript.draft_entries(text, stage, found, w, best)]}
+            if on_screen():
+                # It ended without a result: where the conversation was deleted meanwhile, this says so.
+                yield {**idle(w), "chat": await self._conversations.entries(principal, conversation, w)}
         except Exception as error:
             if not on_screen() or self._runtime.state == "stopped":  # then no store can be asked any more
                 return
@@ -214,19 +215,15 @@ class ChatHandlers:
                     *([{"role": "assistant", "content": render.answer(text)}] if text else []),
                 ]
                 untitled = False
-            # One whose first question was refused is no conversation yet.
-            stored = untitled and bool(entries)
+            lists: dict[str, Any] = {}
+            if untitled and entries:  # one whose first question was refused is no conversation yet
+                try:
+                    lists = await self._conversations.after_turn(request, conversation, untitled)
+                except Exception as trouble:  # told already
+                    log.warning("the list could not be made after an answer failed: %s", trouble)
             entries += transcript.notes_entries([w.sentence(error)], w)  # stays when the notice has gone
-            yield {**idle(w, question if not text else None), "chat": entries}
-            if not stored:
-                return
-            try:
-                lists = await self._conversations.after_turn(request, conversation, untitled)
-            except Exception as trouble:  # told already
-                log.warning("the list could not be made after an answer failed: %s", trouble)
-                return
             if on_screen():
-                yield lists
+                yield {**idle(w, question if not text else None), "chat": entries, **lists}
         finally:
             await updates.aclose()  # takes this viewer away
 

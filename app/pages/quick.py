@@ -54,6 +54,9 @@ def keep_updates_apart(demo: gr.Blocks) -> None:
     message, it shows its successor twice. A text that grows comes to no harm by it. But an update such as
     "this button is now Stop" that is followed by "leave it alone" is gone, and the button never comes. An
     update is therefore sent whole whenever it is another than before.
+
+    When a stream has ended, Gradio sends its last update once more. That may come after what a person has
+    typed since, or after what another event has changed, and write over both: here the end changes nothing.
     """
     whole = demo.handle_streaming_diffs
 
@@ -65,9 +68,12 @@ def keep_updates_apart(demo: gr.Blocks) -> None:
         final: bool,
         simple_format: bool = False,
     ) -> list[Any]:
+        if final and not simple_format:
+            whole(block_fn, data, session_hash, run, final)
+            return [dict(_SKIP) for _ in data]
         runs = {} if session_hash is None else demo.pending_diff_streams.get(session_hash, {})
         before = None if run is None else runs.get(run)
-        if before is None or final or simple_format:
+        if before is None or simple_format:
             return whole(block_fn, data, session_hash, run, final, simple_format)
         before, now = list(before), list(data)
         sent = whole(block_fn, data, session_hash, run, final, simple_format)

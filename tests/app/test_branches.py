@@ -86,7 +86,7 @@ async def test_the_page_edits_and_switches(runtime: Runtime, engine: FakeEngine)
     assert links(entries, "branch") == [], "one version needs no switcher"
     event: Any = SimpleNamespace(_data={"message": question, "text": "When does the bakery open?"})
     outputs = [output async for output in chat.edit(request, event)]
-    edited = outputs[-2]["chat"]
+    edited = outputs[-1]["chat"]
     assert "2 of 2" in edited[0]["content"]
     assert links(edited, "branch") == [question, question]
     back = (await talks.branch(request, SimpleNamespace(_data={"message": question})))["chat"]  # type: ignore[arg-type]

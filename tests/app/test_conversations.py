@@ -21,6 +21,7 @@ from app.principal import Principal
 from app.runtime import Runtime
 from app.store import Reference
 from engine.errors import StepFailed
+from engine.types import Delta
 from tests.app.fakes import FakeEngine, failing
 from tests.app.test_chat import ANN, BOB, QUESTION, ask, run, says
 from tests.app.test_render import HOSTILE, rendered
@@ -175,10 +176,13 @@ async def test_the_page_lists_filters_and_renames(
     assert opened["title"] == "When does the bakery open?"
     renamed = await handlers.rename(" Bread\n", talk, request)
     assert renamed["title"] == "Bread"
+    assert "title" not in await handlers.rename("Bread", talk, request), (
+        "nothing is written over what follows"
+    )
     assert ("Bread", talk) in renamed["history"]["choices"]
     gone = await handlers.delete(talk, request)
     assert [id for _, id in gone["history"]["choices"]] == [other]
-    assert gone["opened"]["visible"] is False
+    assert gone["opened"]["visible"] == "hidden"
 
 
 async def test_an_answer_that_ends_leaves_what_is_being_typed(runtime: Runtime, engine: FakeEngine) -> None:
@@ -246,8 +250,30 @@ async def test_what_comes_late_is_not_written_on_another_conversation(
             if "Stop" in str(output.get("question", "")):
                 monkeypatch.setattr(talks, late, slowly)
         monkeypatch.undo()
-        assert ("history" in outputs[-1]) is False
-        assert ("Receipt" in str(outputs[-1].get("chat", ""))) is (late == "after_turn")
+        assert not any("history" in output or "Receipt" in str(output) for output in outputs)
+
+
+async def test_a_conversation_deleted_elsewhere_leaves_no_page_waiting(
+    runtime: Runtime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("gradio.Warning", lambda text, **_: said.append(text))
+    engine.script = [Delta(0, "Hel", (82,)), "hold"]
+    talks = ConversationHandlers(runtime)
+    _, request = browser(runtime)
+    _, other_tab = browser(runtime)
+    other_tab.headers = request.headers
+    conversation = ""
+    shown: dict[str, Any] = {}
+    async for output in ChatHandlers(runtime, talks).ask(QUESTION, None, None, request):
+        shown |= output
+        conversation = output.get("conversation", conversation)
+        if "Hel" in str(output.get("chat", "")) and not said:
+            await talks.delete(conversation, other_tab)
+            said.append("deleted")
+    assert shown["question"]["stop_btn"] is False, "nothing runs any more"
+    assert said == ["deleted", "There is no such conversation&#46;"]
+    assert "There is no such conversation" in str(shown["chat"])
 
 
 async def test_a_first_question_that_failed_is_listed(
@@ -258,7 +284,7 @@ async def test_a_first_question_that_failed_is_listed(
     handlers = ChatHandlers(runtime, ConversationHandlers(runtime))
     _, request = browser(runtime)
     outputs = [o async for o in handlers.ask(QUESTION, None, None, request)]
-    assert "The device is gone" in str(outputs[-2]["chat"])
+    assert "The device is gone" in str(outputs[-1]["chat"])
     assert outputs[-1]["title"] == QUESTION
     assert outputs[-1]["opened"]["visible"] is True
     assert len(outputs[-1]["history"]["choices"]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from app.principal import Principal
 from app.runtime import Runtime
 from app.settings import load_settings
 from app.updates import Text
+from engine.errors import EngineUnavailable
+from engine.service import EngineStatus
 from engine.types import Delta
 from rag.aio import AsyncLibrary
 from tests.app.conftest import FakeParts
@@ -84,6 +87,29 @@ async def test_what_a_thread_still_loads_is_given_back_too(tmp_path: Path) -> No
     assert parts.fake.stopped
     assert parts.closing == [], "the library was made after everything had been given back"
     again = await started(tmp_path / "d", FakeEngine())
+    await again.stop()
+
+
+async def test_a_model_that_is_being_loaded_holds_up_no_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited: list[float] = []
+
+    class Loading(FakeEngine):
+        def status(self) -> EngineStatus:
+            return replace(super().status(), state="starting")
+
+        def stop(self, timeout: float = 10.0) -> None:
+            waited.append(timeout)
+            raise EngineUnavailable("The engine's thread did not end.")
+
+    runtime = await started(tmp_path / "d", Loading())
+    await runtime.stop()
+    assert runtime.state == "stopped"
+    assert waited
+    assert max(waited) < 1
+    assert "did not end" in caplog.text
+    again = await started(tmp_path / "d", FakeEngine())  # all else was given back
     await again.stop()
 
 

@@ -172,6 +172,8 @@ class Person:
 
     async def answered(self, count: int = 1) -> str:
         await self.page.get_by_text("Receipt ·").nth(count - 1).wait_for()
+        # A person looks before they go on; until the answer's stream has ended the page takes no question.
+        await self.page.wait_for_timeout(300)
         return await self.page.locator("#cr-chat").inner_text()
 
     def assert_unharmed(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tests.e2e.conftest import Person, Served
 
@@ -47,6 +47,7 @@ async def test_a_hostile_document_on_every_page(served: Served, browser: Browser
     assert "Half \ufffd of it?" in await ann.answered(2)
     await ann.page.get_by_role("button", name="This conversation").click()
     title = ann.page.locator("#cr-title input, #cr-title textarea").first
+    await expect(title).not_to_have_value("")
     await title.fill(NAME[:100])
     await ann.page.get_by_role("button", name="Rename").click()
     await ann.page.locator("#cr-history").get_by_text("${window.ran=1}").first.wait_for()

@@ -83,7 +83,9 @@ async def test_conversations_are_renamed_found_exported_and_deleted(served: Serv
     page = ann.page
     await ann.sidebar()
     await page.get_by_text("This conversation", exact=True).click()
-    await page.locator("#cr-title input, #cr-title textarea").first.fill("Bread and rye")
+    title = page.locator("#cr-title input, #cr-title textarea").first
+    await expect(title).to_have_value("When does the bakery open?")
+    await title.fill("Bread and rye")
     await page.get_by_role("button", name="Rename").click()
     listed = page.locator("#cr-history label")
     await listed.get_by_text("Bread and rye").wait_for()
