@@ -110,6 +110,8 @@ class EngineService:
         """End the thread; requests still open fail with `EngineUnavailable`."""
         self._stopping = True
         self._wake.set()
+        with self._changed:
+            self._changed.notify_all()  # who waits for the model waits no longer
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -121,7 +123,8 @@ class EngineService:
     async def wait_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
         """Return when the model is ready.
 
-        Raises `ModelNotFound` or `ModelRefused` where it cannot be, `EngineStarting` after `timeout` seconds.
+        Raises `ModelNotFound` or `ModelRefused` where it cannot be, `EngineUnavailable` where it was stopped
+        before, `EngineStarting` after `timeout` seconds.
         """
         ready = await asyncio.to_thread(self.wait_ready_sync, timeout)
         if not ready:
@@ -130,9 +133,12 @@ class EngineService:
     def wait_ready_sync(self, timeout: float | None = None) -> bool:
         """As `wait_ready`, blocking; False after `timeout`."""
         with self._changed:
-            done = self._changed.wait_for(lambda: self._status.state != "starting", timeout)
-        if done and self._status.state != "ready":
-            raise self._error or EngineUnavailable(self._status.detail)
+            done = self._changed.wait_for(lambda: self._status.state != "starting" or self._stopping, timeout)
+            status = self._status
+        if done and status.state == "starting":
+            raise EngineUnavailable("The engine was stopped while its model was being loaded.")
+        if done and status.state != "ready":
+            raise self._error or EngineUnavailable(status.detail)
         return done
 
     def status(self) -> EngineStatus:

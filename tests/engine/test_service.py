@@ -343,6 +343,32 @@ async def test_before_the_model_is_there(model: LoadedModel) -> None:
     made.service.stop()
 
 
+async def test_nobody_waits_for_a_model_whose_engine_is_stopped(model: LoadedModel) -> None:
+    made = Harness(model)
+    gate, make = threading.Event(), made.service._make_core
+    assert make is not None
+
+    def slow() -> EngineCore:
+        assert gate.wait(60)
+        return make()
+
+    made.service._make_core = slow
+    made.service.start()
+    waiting = asyncio.create_task(made.service.wait_ready())
+    with pytest.raises(EngineStarting):
+        await made.service.wait_ready(0.05)
+    with pytest.raises(EngineUnavailable, match="did not end"):
+        await asyncio.to_thread(made.service.stop, 0.05)
+    with pytest.raises(EngineUnavailable, match="while its model was being loaded"):
+        await asyncio.wait_for(waiting, 20)
+    gate.set()
+    made.service.stop()
+    made.service._make_core = make
+    made.service.start()
+    await made.service.wait_ready(20)
+    made.service.stop()
+
+
 async def test_a_failed_load_is_told_to_everybody(model: LoadedModel) -> None:
     made = Harness(model)
 
