@@ -77,7 +77,8 @@ def build_demo(runtime: Runtime) -> gr.Blocks:
                 elem_id="cr-search", visible=HIDDEN, max_length=MAX_QUERY,
             )  # fmt: skip
             history = gr.Radio([], label=mark("chat.history"), elem_id="cr-history", visible=HIDDEN)
-            with gr.Accordion(mark("chat.opened"), open=False, visible=HIDDEN) as opened:
+            # Open: what stands in a folded one is not in the page either (see `HIDDEN`).
+            with gr.Accordion(mark("chat.opened"), open=True, visible=HIDDEN) as opened:
                 title = gr.Textbox(
                     label=mark("chat.title"), max_lines=1, max_length=MAX_TITLE, elem_id="cr-title"
                 )

@@ -50,7 +50,6 @@ async def test_every_page(served: Served, browser: Browser, scheme: str) -> None
     await ann.page.get_by_text("Reused from shared memory").wait_for()
     await ann.sidebar()
     await ann.page.locator("#cr-history label").first.wait_for()
-    await ann.page.get_by_role("button", name="This conversation").click()
     await ann.page.get_by_role("button", name="Your own documents").click()
     await ann.page.locator("#cr-delete").wait_for()
     found["answer and sidebar"] = await findings(ann.page)
