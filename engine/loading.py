@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from engine import early
 from engine.accelerate import accelerate, release
 from engine.conformance import FP8_TOLERANCE, ConformanceReport, check
 from engine.cuda_graphs import CudaGraphDevice, DecodeGraphs, GraphDevice
@@ -16,10 +17,10 @@ from engine.device_memory import CudaMeter, gpu_pool_bytes
 from engine.errors import ModelRefused, PoolTooSmall
 from engine.kv_fp8 import refuse_fp8, use_fp8
 from engine.kv_pool import KVPool
-from engine.model import LoadedModel, cache_directory, load_model, resolve_device
+from engine.model import LoadedModel, cache_directory, load_model
 from engine.runner import Runner
 from engine.types import EngineConfig
-from kernels.api import AttentionBackend, get_backend, prepare_backend
+from kernels.api import AttentionBackend, get_backend
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def load(config: EngineConfig) -> LoadedEngine:
     Raises `ModelNotFound`, `ModelRefused` (`KVDtypeRefused` where 8-bit KV cannot be kept), `PoolTooSmall`.
     """
     quiet_libraries()
-    prepare_backend(config.backend, resolve_device(config.device))
+    early.begin(config)
     model = load_model(config)
     backend = get_backend(config.backend, model.device)
     say_why_not_triton(model, backend, config.backend)

@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels import amx_build
 from kernels.fp8 import KV_FP8, Scales
 from kernels.plan import AttentionPlan, CostModel, build_plan
 
@@ -295,21 +294,6 @@ def check_copies(copies: Sequence[BlockCopy], block_size: int) -> None:
         targets.add(target)
 
 
-def prepare_backend(name: str, device: torch.device | str) -> None:
-    """Begin in the background with what `get_backend` of the same arguments would wait for."""
-    device = torch.device(device)
-    if device.type == "cpu" and _resolved_name(name, device) == "torch_cpu":
-        amx_build.begin()
-
-
-def _resolved_name(name: str, device: torch.device) -> str:
-    if name != "auto":
-        return name
-    if device.type != "cuda":
-        return "torch_cpu"
-    return "triton" if torch.cuda.get_device_capability(device) >= (8, 0) else "torch"
-
-
 def get_backend(name: str, device: torch.device | str) -> AttentionBackend:
     """`reference`, `torch_cpu`, `torch`, `triton`, or `auto`: Triton on CUDA from compute capability 8.0 on,
     otherwise torch.
@@ -317,7 +301,11 @@ def get_backend(name: str, device: torch.device | str) -> AttentionBackend:
     Raises `BackendUnavailable` where the device cannot run it; nothing falls back silently.
     """
     device = torch.device(device)
-    name = _resolved_name(name, device)
+    if name == "auto":
+        if device.type != "cuda":
+            name = "torch_cpu"
+        else:
+            name = "triton" if torch.cuda.get_device_capability(device) >= (8, 0) else "torch"
     if name == "reference":
         from kernels.reference import ReferenceBackend
 

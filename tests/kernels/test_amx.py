@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kernels import amx, amx_build
 from kernels.amx import AmxAttention
-from kernels.api import prepare_backend
 from kernels.torch_cpu import TorchBackend
 
 needs_unit = pytest.mark.skipif(amx.load() is None, reason="no matrix unit or no C++ compiler here")
@@ -269,10 +268,9 @@ def test_it_is_compiled_once_beside_what_else_loads(
     fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = _slow_compiler(tmp_path, monkeypatch)
-    prepare_backend("auto", "cpu")
-    prepare_backend("torch_cpu", "cpu")
-    assert amx_build._begun is not None
-    assert not amx_build._begun.done(), "nothing has waited"
+    begun = amx_build.begin()
+    assert amx_build.begin() is begun
+    assert not begun.done(), "nothing has waited"
     (tmp_path / "go").touch()
     built = [amx_build.built() for _ in range(2)]
     assert built[0] == built[1]
@@ -356,11 +354,3 @@ def test_what_a_killed_process_left_is_removed(
     os.utime(old, (0, 0))
     built = amx_build.built()
     assert set((tmp_path / "made").iterdir()) == {new, built}
-
-
-@pytest.mark.parametrize(
-    ("name", "device"), [("reference", "cpu"), ("torch", "cpu"), ("triton", "cpu"), ("torch_cpu", "cuda")]
-)
-def test_other_backends_compile_nothing(fresh: None, name: str, device: str) -> None:
-    prepare_backend(name, device)
-    assert amx_build._begun is None
